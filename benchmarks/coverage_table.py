@@ -11,7 +11,7 @@ Record = dict[str, Any]
 
 
 def summary(name: str, record: Record) -> str:
-    """One line about one model, for following a run."""
+    """Return one line about one model, for following a run."""
     parts = [f"{name:<28}"]
     for side in ("float32", "float64", "peer"):
         if side in record:
@@ -26,7 +26,7 @@ def summary(name: str, record: Record) -> str:
 
 
 def status(record: Record) -> str:
-    """Our verdict on one model: equal only if both precisions are."""
+    """Return the verdict on one model: equal only if it is in both precisions."""
     if "float32" not in record:
         return "not run"
     both = [record["float32"]["status"], record.get("float64", {}).get("status", "equal")]

@@ -1,14 +1,15 @@
-"""Which channels to remove from trained networks: criteria at equal MACs, without any training.
+"""Compare criteria for removing channels from trained networks: at equal MACs, without training.
 
     ./run python benchmarks/criteria.py                          # needs pip install '.[bench]'
     ./run python benchmarks/criteria.py --networks lite0 --criteria nothing Taylor   # keeps the others
 
 EfficientNet-Lite0 and ResNet-50 lose channels and all-MiniLM-L6-v2 loses attention heads and neurons,
-ranked over all layers until a share of the multiplications is left. Each pruned network is tested as it is,
-with its batch norms recalibrated, and reconstructed; no labels are used. ``nothing`` removes nothing: what
-recalibrating takes from a network by itself, since these photos show fruit and the networks were trained on
-1000 classes. Photos count by the class of the float network, MiniLM by how often a title finds its news.
-Latency is CPU time of one example on one thread, the cut network and the original in turns.
+ranked over all layers until a share of the multiplications is left. Each pruned network is tested
+unchanged, with its batch norms recalibrated, and reconstructed; no labels are used. ``nothing`` removes
+nothing, and shows the effect of recalibrating alone, since these photos show fruit and the networks
+were trained on 1000 classes. Photos are scored by the class of the float network, MiniLM by how often a
+title finds its news. Latency is the CPU time of one example on one thread, alternating between the cut
+network and the original.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ Row = dict[str, Any]
 
 @dataclass
 class Task:
-    """A trained network, what to remove from it, and how to judge what is left."""
+    """A trained network, what to remove from it, and how to evaluate the result."""
 
     title: str
     model: nn.Module
@@ -122,7 +123,7 @@ def run(model: nn.Module, batch: Any) -> Tensor:
 
 
 class Judge:
-    """Measures networks that come from the one of a task."""
+    """Measures networks derived from that of a task."""
 
     def __init__(self, task: Task) -> None:
         self.task, self.wanted = task, all_outputs(task.model, task.inputs, 20)
@@ -156,7 +157,7 @@ class Judge:
 
 
 def measure(task: Task, criteria: list[str], kept: Row, is_quick: bool) -> Row:
-    """Return what was kept of a task, with some criteria measured anew."""
+    """Return the stored results of a task, with some criteria measured again."""
     print(f"\n{task.title}, {task.rule['max_macs']:.0%} of the MACs: {task.measure}", flush=True)
     judge, rows = Judge(task), kept.get("rows", {})
     for criterion in criteria:

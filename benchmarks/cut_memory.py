@@ -53,7 +53,7 @@ def cut(model: nn.Module, x: Tensor) -> float:
 
 
 def measure(name: str) -> dict[str, float]:
-    """Cut one model in this process; what a small cut needs is not counted."""
+    """Cut one model in this process; the memory of a small cut is subtracted."""
     torch.manual_seed(0)
     cut(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2)), torch.randn(2, 8))
     before = peak_bytes()

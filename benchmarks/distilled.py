@@ -1,9 +1,9 @@
-"""A pruned network for digits, trained on with labels, with its teacher, or with both: the same steps each.
+"""Train a pruned digits network with labels, with its teacher, or with both, for the same number of steps.
 
     ./run python benchmarks/distilled.py        # two minutes
 
 64-128-64-10 on scikit-learn's digits, trained to 96 %; a share of the weights is removed at once, then Adam
-makes some steps of 32 images. Accuracy on 450 other digits at the end, the mean of five seeds.
+makes some steps of 32 images. Reported is the final accuracy on 450 other digits, the mean of five seeds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What Lilliput adds: import time over torch's, and the megabytes that installing it takes.
+"""Measure what Lilliput adds: import time on top of torch, and the installed size in megabytes.
 
-Times are of the processor, so that other work on the machine does not count. Sizes are those of
-folders that pip has just installed into, compiled files included.
+Times are CPU times, so that other work on the machine does not count. Sizes are those of
+folders after a fresh pip install, including compiled files.
 
 ./run python benchmarks/footprint.py
 """
@@ -38,7 +38,7 @@ def import_seconds(code: str, repeat: int = 5) -> float:
 
 @contextmanager
 def installed(what: str) -> Iterator[Path]:
-    """Install requirements with all they need into an empty folder, whatever is there already."""
+    """Install requirements with all dependencies into an empty folder, ignoring existing packages."""
     with tempfile.TemporaryDirectory() as folder:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         pinned = ["--constraint", str(REPO / "constraints.txt")]
@@ -61,7 +61,7 @@ def by_package(folder: Path) -> dict[str, float]:
 
 
 def brought_by(framework: str) -> set[str]:
-    """Return the packages that installing a framework brings anyway."""
+    """Return the packages that installing a framework includes anyway."""
     found, waiting = {framework}, [framework]
     while waiting:
         for line in requires(waiting.pop()) or []:

@@ -1,14 +1,14 @@
-"""How much faster int8 files run than float ones: ours next to those of other toolkits.
+"""Measure how much faster int8 files are than float ones: ours and those of other toolkits.
 
     ./run python benchmarks/int8_latency.py
     ./run python benchmarks/int8_latency.py --networks resnet18 --only lilliput --rounds 11
     ./run python benchmarks/int8_latency.py --inductor      # torchao PT2E too; compiles for minutes
 
-Batch 1, one thread, CPU time of the process; all take turns in random order, and a speedup is the median
-of the per-round ratios to the float file in the same runtime. Also shown: the SQNR of
-the output against the float model, for an input not used for calibration, first simulated (the file in
-ONNX Runtime without graph optimization), then as executed (worse where 16-bit pair sums saturate); how
-many layers ONNX Runtime executes as integers; the size of the file.
+Batch 1, one thread, CPU time of the process; all files are timed alternately in random order, and a
+speedup is the median of the per-round ratios to the float file in the same runtime. Also shown: the
+SQNR of the output against the float model, for an input not used for calibration, first simulated (the
+file in ONNX Runtime without graph optimization), then as executed (worse where 16-bit pair sums
+saturate); how many layers ONNX Runtime executes as integers; the size of the file.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def openvino_run(path: Path, example: Tensor) -> Run:
 
 
 def integer_layers(path: Path) -> tuple[int, int]:
-    """Return how many layers with a weight ONNX Runtime executes as integers, and how many there are."""
+    """Return how many layers with a weight ONNX Runtime executes as integers, and the total number."""
     with tempfile.TemporaryDirectory() as folder:
         optimized = str(Path(folder) / "optimized.onnx")
         open_session(path, optimized=optimized)
@@ -93,9 +93,9 @@ def float_file(model: nn.Module, example: Tensor, path: Path) -> Path:
 def lilliput_file(
     model: nn.Module, example: Tensor, path: Path, batches: list[Tensor]
 ) -> tuple[Path, list[np.ndarray]]:
-    """Return our file and what the simulation in PyTorch gives, also for an input changed by 1e-6.
+    """Return our file and the outputs of the simulation in PyTorch, also for an input changed by 1e-6.
 
-    The second shows how much a network without training makes of a single changed rounding; no file
+    The second shows how much a single changed rounding affects an untrained network; no file
     can agree with the simulation better than the simulation with itself.
     """
     from lilliput.torch import PTQQuantizer, export_onnx
@@ -104,7 +104,7 @@ def lilliput_file(
     quantizer = PTQQuantizer(model, [{"op_types": ["Conv2d", "Linear"]}])
     quantizer.compress()
     quantizer.calibrate(batches)
-    export_onnx(quantizer, path, example, min_sqnr=0.0)  # how well it agrees is printed below
+    export_onnx(quantizer, path, example, min_sqnr=0.0)  # the agreement is printed below
     changed = example * (1 + 1e-6 * random_inputs(example, 1, seed=3)[0])
     return path, [call(model, inputs).numpy() for inputs in (example, changed)]
 
@@ -112,7 +112,7 @@ def lilliput_file(
 def make_files(
     model: nn.Module, example: Tensor, folder: Path, only: str
 ) -> tuple[dict[str, Path], list[np.ndarray]]:
-    """Return the files of all toolkits that are there, and our simulation's outputs."""
+    """Return the files of all installed toolkits, and our simulation's outputs."""
     batches = random_inputs(example, 8)
     source = float_file(model, example, folder / "float.onnx")
     files: dict[str, Path] = {"float": source}
@@ -134,12 +134,12 @@ def make_files(
 
 
 def megabytes(path: Path) -> float:
-    parts = (path, path.with_suffix(".bin"))  # OpenVINO's own format keeps weights apart
+    parts = (path, path.with_suffix(".bin"))  # OpenVINO's own format has a separate file of weights
     return sum(part.stat().st_size for part in parts if part.is_file()) / 1e6
 
 
 def sqnr(output: np.ndarray, reference: np.ndarray) -> float:
-    """Return the ratio of signal to error in dB."""
+    """Return the signal-to-noise ratio in dB."""
     error = np.square(output.astype(np.float64) - reference).mean()
     return 10 * math.log10(np.square(reference, dtype=np.float64).mean() / max(error, 1e-30))
 
@@ -147,7 +147,7 @@ def sqnr(output: np.ndarray, reference: np.ndarray) -> float:
 def make_runs(
     files: dict[str, Path], model: nn.Module, example: Tensor, inductor: bool
 ) -> dict[str, Run]:
-    """Return what is timed as ``runtime: file``."""
+    """Return the functions to time, by ``runtime: file``."""
     onnx_files = {name: path for name, path in files.items() if path.suffix == ".onnx"}
     runs = {f"onnxruntime: {n}": onnxruntime_run(p, example) for n, p in onnx_files.items()}
     runs["onnxruntime: float again"] = onnxruntime_run(files["float"], example)

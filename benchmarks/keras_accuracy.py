@@ -1,10 +1,10 @@
-"""What a Keras CNN loses on Fashion-MNIST, as LiteRT executes it: 80 % pruned, int8, both.
+"""Measure the accuracy of a Keras CNN on Fashion-MNIST in LiteRT: 80 % pruned, int8, and both.
 
     ./run python benchmarks/data.py fashion-mnist
     ./run python benchmarks/keras_accuracy.py
 
-A CNN of 0.36 million weights is trained in float; from there go: AGP to 80 % zeros, QAT on top of it for
-half as many epochs, QAT to int8, and the same epochs once more in float. All are executed by the LiteRT
+A CNN of 0.36 million weights is trained in float. From there: AGP to 80 % zeros, then QAT for
+half as many epochs; QAT to int8; and the same number of epochs in float. All are executed by the LiteRT
 interpreter on the 10,000 test images. One seed.
 """
 
@@ -30,7 +30,8 @@ from lilliput.keras import AGPPruner, QATQuantizer, export_litert
 
 RESULT = RESULTS / "keras_accuracy.json"
 RULES = {"op_types": ["Conv2D", "Dense"]}
-# 80 % of all weights: three quarters of them are in the first dense layer, which can spare more.
+# 80 % of all weights: three quarters of them are in the first dense layer, where more can be
+# removed.
 PRUNED = [
     {"op_types": ["Dense"], "final_sparsity": 0.86},
     {"op_types": ["Conv2D"], "final_sparsity": 0.63},

@@ -1,12 +1,12 @@
-"""LSQ in 4 bits on Keras and on torch: the same network, first weights, batches and steps.
+"""LSQ in 4 bits on Keras and on torch: the same network, initial weights, batches and steps.
 
     ./run python benchmarks/data.py fashion-mnist
     KERAS_BACKEND=jax ./run python benchmarks/keras_lsq.py
 
 A small CNN is trained on Fashion-MNIST for some epochs in float, on torch. From those weights, LSQ learns all
-layers in 4 bits (weights and inputs) for two epochs on torch and on the Keras backend that KERAS_BACKEND
-names, TensorFlow by default. Accuracy is simulated, on the 10,000 test images. One seed. How much of a
-difference is chance shows a second run on torch, from weights that differ in their last digits.
+layers in 4 bits (weights and inputs) for two epochs on torch and on the Keras backend of KERAS_BACKEND,
+TensorFlow by default. Accuracy is simulated, on the 10,000 test images. One seed. A second run on torch,
+from weights that differ in their last digits, shows how much of a difference is random.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def keras_model(source: nn.Sequential) -> Any:
 
 
 def rate_at(step: int, steps: int) -> float:
-    """Return the learning rate: half a cosine, to zero."""
+    """Return the learning rate: half a cosine, down to zero."""
     return RATE * 0.5 * (1 + float(np.cos(np.pi * step / steps)))
 
 

@@ -1,12 +1,12 @@
-"""What compression costs in ``model.fit``: step / plain step, the same network in the same process.
+"""Measure the cost of compression in ``model.fit``: step / plain step, same network, same process.
 
     ./run python benchmarks/keras_step.py
     ./run python benchmarks/keras_step.py --backend jax --rounds 15
 
 A CNN with batch norms (0.6 million weights, batches of 32). Variants: fixed masks, masks recomputed
 every 10 steps, QAT with int8 weights per channel and uint8 activations, both together. Each round is a
-``fit`` of 20 steps per variant, in random order; CPU time of the process on one thread. What counts is the
-median of the ratios of the rounds. One process per backend.
+``fit`` of 20 steps per variant, in random order; CPU time of the process on one thread. Reported is the
+median of the per-round ratios. One process per backend.
 """
 
 from __future__ import annotations

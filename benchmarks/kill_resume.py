@@ -1,10 +1,10 @@
-"""Kill -9 a recipe at random times, continue it, and compare the final files with an undisturbed run.
+"""Kill -9 a recipe at random times, resume it, and compare the final files with an undisturbed run.
 
     ./run python benchmarks/kill_resume.py --kills 50
 
 A CNN on scikit-learn's digits: train, prune channels on a schedule, cut them out, fine-tune, quantize
 in training, write ONNX. All packages are imported once; each run is a fork of that process, so that
-the time of a kill falls into the run and not into imports. Linux and macOS.
+a kill happens during the run and not during imports. Linux and macOS.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def make_optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def import_all(folder: Path) -> None:
-    """Make the packages import what they import on first use; nothing is trained before forking."""
+    """Trigger all lazy imports; nothing is trained before forking."""
     model, x = nn.Sequential(nn.Linear(2, 2)), torch.zeros(2, 2)
     channel_groups(model, x)
     export_onnx(model, folder / "first.onnx", x, check=False)
@@ -98,9 +98,9 @@ def import_all(folder: Path) -> None:
 
 
 def start(folder: Path, report: int | None = None) -> int:
-    """Fork a process that runs or continues the recipe; return its id.
+    """Fork a process that runs or resumes the recipe; return its id.
 
-    It writes a line to ``report`` when a unit of work begins or ends.
+    It writes a line to ``report`` when a unit of work starts or ends.
     """
     process = os.fork()
     if process:
@@ -119,14 +119,14 @@ def start(folder: Path, report: int | None = None) -> int:
 
 
 def finish(process: int) -> None:
-    """Wait for a process that has to end well."""
+    """Wait for a process that has to succeed."""
     _, status = os.waitpid(process, 0)
     if os.waitstatus_to_exitcode(status) != 0:
-        raise RuntimeError("a run did not come to its end")
+        raise RuntimeError("a run did not finish")
 
 
 def run_whole(folder: Path) -> dict[int, float]:
-    """Run the recipe undisturbed; return how long each unit took."""
+    """Run the recipe undisturbed; return the duration of each unit."""
     reading, writing = os.pipe()
     process = start(folder, writing)
     os.close(writing)
@@ -137,7 +137,7 @@ def run_whole(folder: Path) -> dict[int, float]:
 
 
 def kill_in_unit(folder: Path, unit: int, seconds: float) -> None:
-    """Kill a run some time after a unit of work began."""
+    """Kill a run some time after a unit of work started."""
     reading, writing = os.pipe()
     process = start(folder, writing)
     os.close(writing)
@@ -159,7 +159,7 @@ def kill_after(folder: Path, seconds: float) -> None:
 
 
 def digest(folder: Path) -> dict[str, str]:
-    """Return the hash of each file that has nothing to do with time, and all names."""
+    """Return the hash of each file that does not depend on time, and all names."""
     timed = ("receipt.json", "report.html", "report.json", NAME)
     files = sorted(x for x in folder.rglob("*") if x.is_file())
     return {
@@ -189,7 +189,7 @@ def main() -> None:
             if number % 2:
                 when = chance.uniform(0, sum(units.values()))
                 kill_after(folder, when)
-            else:  # units are not equally long: every second kill is in one that is drawn
+            else:  # units differ in length: every second kill is in a random one
                 unit = chance.choice(sorted(units))
                 when = chance.uniform(0, units[unit])
                 kill_in_unit(folder, unit, when)

@@ -1,4 +1,4 @@
-"""stories15M, a Llama of 15 million float32 weights with a tied head, and stories to read."""
+"""stories15M, a Llama of 15 million float32 weights with a tied head, and stories as test data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from quant_peers import quietly
 from torch import Tensor, nn
 from weights import Stories, stories15m
 
-BEGIN = 1  # the token in front of every text
+BEGIN = 1  # the token before every text
 
 
 def load_stories() -> nn.Module:
@@ -39,7 +39,7 @@ def load_stories() -> nn.Module:
 
 
 def stories_state(held: Stories) -> dict[str, Tensor]:
-    """Return the tensors under the names of transformers."""
+    """Return the tensors under their names in transformers."""
     tensors = {name: torch.from_numpy(values) for name, values in held.tensors.items()}
     state = {
         "model.embed_tokens.weight": tensors["embedding"],
@@ -83,7 +83,7 @@ def encode(text: str) -> list[int]:
 
 
 def merged(word: str, index: dict[bytes, int], scores: list[float]) -> list[int]:
-    """Return the tokens of one word; a letter that is no token is spelled in bytes (from token 3)."""
+    """Return the tokens of one word; a letter that is not a token is spelled in bytes (from token 3)."""
     pieces: list[bytes] = []
     for letter in word:
         held = letter.encode()
@@ -98,7 +98,7 @@ def merged(word: str, index: dict[bytes, int], scores: list[float]) -> list[int]
 
 
 def windows(count: int, length: int, start: int = 20_000) -> Tensor:
-    """Return ``count`` windows of ``length`` tokens of Bryant's stories, each after its own begin."""
+    """Return ``count`` windows of ``length`` tokens of Bryant's stories, each after its own start token."""
     text = " ".join(book("bryant-stories")[start:].split())
     tokens = encode(text[: 8 * count * length])
     found = np.array(tokens[: count * (length - 1)]).reshape(count, length - 1)

@@ -1,4 +1,4 @@
-"""How long the mask of a 100-million-weight layer takes, next to torch's own selection functions.
+"""Time the mask of a 100-million-weight layer, compared with torch's own selection functions.
 
 ./run python benchmarks/mask_time.py
 """

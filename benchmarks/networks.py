@@ -1,9 +1,9 @@
-"""The networks of the quantization benchmarks, written here so that nothing needs downloading.
+"""The networks of the quantization benchmarks, defined here so that nothing needs downloading.
 
     model, example = make("resnet18")
 
 Standard architectures with Gaussian weights from a seed; the statistics of batch norm are those of
-random data. Trained networks, whose weights have traps of their own, are in trained_nets.py.
+random data. Trained networks, whose weights are harder to quantize, are in trained_nets.py.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def resnet(
 
 
 class InvertedResidual(nn.Module):
-    """Widen with 1×1, filter each channel with 3×3, narrow with 1×1; add the input if shapes allow."""
+    """Widen with 1×1, filter each channel with 3×3, narrow with 1×1; add the input if shapes match."""
 
     def __init__(self, width_in: int, width: int, stride: int, expansion: int) -> None:
         super().__init__()
@@ -110,7 +110,7 @@ class Attention(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-    """A layer of BERT: attention and a feed-forward part, each added and then normalised."""
+    """A layer of BERT: attention and a feed-forward part, each added and then normalized."""
 
     def __init__(self, hidden: int, heads: int, inner: int) -> None:
         super().__init__()
@@ -132,9 +132,9 @@ def encoder(hidden: int, heads: int, inner: int, layers: int) -> nn.Sequential:
 
 
 def set_gaussian_weights(model: nn.Module, seed: int = 0) -> None:
-    """Draw all weights anew: trained weights look Gaussian, torch's uniform ones do not.
+    """Draw new weights: trained weights look Gaussian, torch's uniform ones do not.
 
-    What a block adds to its shortcut is small, also as in trained networks: noise does not grow.
+    What a block adds to its shortcut is small, also as in trained networks, so that noise does not grow.
     """
     generator = torch.Generator().manual_seed(seed)
     for module in model.modules():

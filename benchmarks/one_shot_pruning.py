@@ -1,12 +1,12 @@
-"""What single weights cost when they are removed at once, without training.
+"""Measure the accuracy lost when single weights are removed at once, without training.
 
     ./run python benchmarks/one_shot_pruning.py                      # trains ResNet-20 first: 7 CPU minutes
     ./run python benchmarks/one_shot_pruning.py --sparsity 0.9 0.95
 
 A ResNet-20 (16, 32, 64 channels; its first convolution has stride 2) on Fashion-MNIST is pruned by magnitude,
-by magnitude with its batch norms re-estimated against the original, and by SecondOrderPruner; 1,000 training
-images without labels are shown to the last two. Accuracy is on all test images; half of them were looked at
-when the solver and the way of sharing a total sparsity were chosen, no setting was fitted to them.
+by magnitude with its batch norms re-estimated against the original, and by SecondOrderPruner; the last two
+use 1,000 training images without labels. Accuracy is on all test images; half of them were used
+when the solver and the distribution of a total sparsity were chosen, but no setting was fitted to them.
 The trained network is kept in the data cache.
 """
 

@@ -1,4 +1,4 @@
-"""Compare what two models return: every tensor of nested outputs."""
+"""Compare the outputs of two models: every tensor of nested outputs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def shapes(outputs: Any) -> list[tuple[int, ...]]:
 def deviation(reference: Any, outputs: Any) -> float:
     """Return the largest error, relative to the largest value of each reference tensor.
 
-    Other shapes, missing tensors and values that are not finite give infinity.
+    Other shapes, missing tensors and non-finite values give infinity.
     """
     if shapes(reference) != shapes(outputs):
         return math.inf

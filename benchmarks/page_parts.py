@@ -1,4 +1,4 @@
-"""What pages of results are put together from: sections, tables and figures."""
+"""The parts of pages of results: sections, tables and figures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SECTIONS: list[tuple[str, str, tuple[str, ...], Callable[..., Iterator[str]]]] =
 
 
 def section(title: str, command: str, *files: str) -> Callable[[Any], Any]:
-    """Register what writes the text of a section from its files."""
+    """Register the function that writes the text of a section from its files."""
 
     def register(function: Callable[..., Iterator[str]]) -> Callable[..., Iterator[str]]:
         SECTIONS.append((title, command, files, function))
@@ -20,7 +20,7 @@ def section(title: str, command: str, *files: str) -> Callable[[Any], Any]:
 
 
 def machine(measured: Iterable[Record]) -> str:
-    """Say on what and when something was measured."""
+    """Return where and when something was measured."""
     found = list(measured)
     names = []
     for one in found:

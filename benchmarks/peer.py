@@ -1,7 +1,7 @@
-"""Torch-Pruning on one model of the zoo, used as its documentation says.
+"""Torch-Pruning on one model of the zoo, used as in its documentation.
 
-It is told which layers make the output (they must keep their shape) and how many heads the query, key
-and value layers have. After pruning, the head counts and widths that the model keeps as attributes are
+It is told which layers produce the output (they must keep their shape) and how many heads the query, key
+and value layers have. After pruning, the head counts and widths that the model stores as attributes are
 updated, as its transformer examples do by hand. Three settings are tried; one that works is enough.
 """
 
@@ -70,7 +70,7 @@ def output_layers(model: nn.Module, inputs: Any) -> list[nn.Module]:
 
 
 def attention_modules(model: nn.Module) -> Iterator[tuple[nn.Module, int, int, list[nn.Module]]]:
-    """Yield modules that hold heads: the module, its heads, its key heads, and its linear layers."""
+    """Yield modules with heads: the module, its heads, its key heads, and its linear layers."""
     for module in model.modules():
         children = dict(module.named_children())
         linear = [children[n] for n in (*QUERIES, *OTHERS, *FUSED) if n in children]
@@ -97,7 +97,7 @@ def heads_of(model: nn.Module) -> dict[nn.Module, int]:
 
 
 def update_attributes(model: nn.Module, pruned_heads: dict[nn.Module, int]) -> None:
-    """Set the number of heads, their size and the width to what the pruned layers have now."""
+    """Set the number of heads, their size and the width to those of the pruned layers."""
     for module, _, _, linear in list(attention_modules(model)):
         heads = pruned_heads[linear[0]]
         name = next(n for n, other in module.named_children() if other is linear[0])
@@ -150,7 +150,7 @@ def attempt(entry: Entry, setting: str) -> dict[str, Any]:
 
 
 def run_peer(entry: Entry, seconds: int = 20) -> dict[str, Any]:
-    """Return the first setting that works within so many CPU seconds, else the first failure."""
+    """Return the first setting that works within this number of CPU seconds, or the first failure."""
     failures = []
     for setting in SETTINGS:
         if setting != "head dims" and not heads_of(entry.build()):
@@ -172,7 +172,7 @@ def run_peer(entry: Entry, seconds: int = 20) -> dict[str, Any]:
             return record
         failures.append(record)
         if "TimeoutError" in record.get("message", ""):
-            break  # it was lost in its dependency graph, which no setting changes
+            break  # it hangs in its dependency graph, which no setting changes
     return failures[0]
 
 

@@ -1,18 +1,18 @@
-"""EfficientNet-Lite with ever fewer multiplications: without training, and after some distillation.
+"""EfficientNet-Lite with fewer and fewer multiplications: without training, and after some distillation.
 
     ./run python benchmarks/pruned.py                            # needs pip install '.[bench]'
     ./run python benchmarks/pruned.py --resume                   # goes on where a run was stopped
     ./run python benchmarks/pruned.py --networks lite2 --shares 0.7 --minutes 0
 
-``LeastSquaresPruner`` and ``reconstruct`` see photos of groceries without labels. What counts is how often
-500 other photos get the most probable class of the float network, and how often their kind of grocery is
-found, of 14: a linear classifier of the float network's logits, fitted to the labelled training photos, is
-applied to those of the pruned network as it is. How far the outputs are from the float network's is told
-by the mean Kullback-Leibler divergence of the classes' probabilities, too: it moves where the most probable
-class does not. At 70 % of the MACs the network is then trained for some minutes of CPU time, with the float
-network as teacher and without labels; what counts is the end of the training, whatever came before.
+``LeastSquaresPruner`` and ``reconstruct`` see photos of groceries without labels. Reported is how often
+500 other photos get the most probable class of the float network, and how often their kind of grocery
+is recognized, of 14: a linear classifier of the float network's logits, fitted to the labelled training
+photos, is applied to those of the pruned network. The mean Kullback-Leibler divergence of the class
+probabilities from the float network's is also reported: it changes even where the most probable class
+does not. At 70 % of the MACs the network is then trained for some minutes of CPU time, with the float
+network as teacher and without labels; the final weights are evaluated, not the best ones.
 
-All settings were chosen on Lite0; Lite1 was measured with the same ones, and nothing was chosen on it.
+All settings were chosen on Lite0; Lite1 was measured with the same ones.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Photos = tuple[Tensor, Tensor]
 
 
 class Photographs:
-    """Photos to calibrate and train with, and others to test on, with the kind of grocery."""
+    """Photos for calibration and training, and others for testing, with the kind of grocery."""
 
     def __init__(self, side: int, calibrated: int) -> None:
         order = random.Random(0)
@@ -53,7 +53,7 @@ class Photographs:
 
 
 class Fruit:
-    """Which kind of fruit a photo shows: a linear classifier of the float network's logits."""
+    """A linear classifier of the kind of fruit on a photo, from the float network's logits."""
 
     def __init__(self, logits: Tensor, labels: Tensor) -> None:
         self.mean, self.spread = logits.mean(0), logits.std(0)
@@ -87,7 +87,7 @@ def shrink(original: nn.Module, share: float, batches: list[Tensor]) -> nn.Modul
 
 
 def distill(model: nn.Module, teacher: nn.Module, photos: Tensor, minutes: float) -> int:
-    """Train for some minutes of CPU time to say what the teacher says; return the number of steps.
+    """Train for some minutes of CPU time to match the teacher's outputs; return the number of steps.
 
     Batch norms keep their statistics.
     """
@@ -109,7 +109,7 @@ def distill(model: nn.Module, teacher: nn.Module, photos: Tensor, minutes: float
 
 
 class Bench:
-    """One network with its photos, and how networks cut from it are judged."""
+    """One network with its photos, and how networks cut from it are evaluated."""
 
     def __init__(self, name: str, calibrated: int) -> None:
         self.photos, self.original = Photographs(SIDES[name], calibrated), load_lite(name)

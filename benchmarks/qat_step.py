@@ -1,11 +1,11 @@
-"""What quantization-aware training costs: training step / float step, same network, same run.
+"""Measure the cost of quantization-aware training: training step / float step, same network, same run.
 
     ./run python benchmarks/qat_step.py
     ./run python benchmarks/qat_step.py --only lilliput --rounds 11
 
 All variants quantize the weight (int8 per channel) and the input (uint8, moving range) of every
-convolution and linear layer, except PT2E, which places its quantizers itself. Times are CPU time of the
-process on one thread; variants take turns in random order, the median of the per-round ratios counts.
+convolution and linear layer, except PT2E, which places its quantizers itself. Times are CPU times of the
+process on one thread; variants alternate in random order, and the median of the per-round ratios is reported.
 """
 
 from __future__ import annotations

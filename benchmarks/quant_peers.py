@@ -1,4 +1,4 @@
-"""Other quantization toolkits, used as their documentation says, and how all are timed side by side.
+"""Other quantization toolkits, used as in their documentation, and how all are timed side by side.
 
     pip install openvino nncf torchao brevitas     # whichever is missing is skipped with a line
 
@@ -26,7 +26,7 @@ from torch.nn.utils import parametrize
 
 
 def installed(package: str) -> bool:
-    """Whether a package is there; if not, say so in one line."""
+    """Whether a package is installed; if not, print a line."""
     found = importlib.util.find_spec(package) is not None
     if not found:
         print(f"  {package} is not installed: skipped")
@@ -35,7 +35,7 @@ def installed(package: str) -> bool:
 
 @contextlib.contextmanager
 def quietly() -> Iterator[None]:
-    """Keep the progress bars, warnings and log lines of others off the screen."""
+    """Hide the progress bars, warnings and log lines of other tools."""
     logging.disable(logging.WARNING)
     hidden = io.StringIO()
     try:
@@ -48,7 +48,7 @@ def quietly() -> Iterator[None]:
 
 
 def side_by_side(runs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Return the CPU seconds of each run in each round; the runs take turns in random order."""
+    """Return the CPU seconds of each run in each round; the runs alternate in random order."""
     for run in runs.values():
         for _ in range(3):  # warm up
             run()
@@ -62,7 +62,7 @@ def side_by_side(runs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str
 
 
 def ratio(above: list[float], below: list[float]) -> float:
-    """Return the median of the ratios of each round."""
+    """Return the median of the per-round ratios."""
     return statistics.median(a / b for a, b in zip(above, below, strict=True))
 
 
@@ -97,7 +97,7 @@ def quantize_static(source: Path, target: Path, batches: list[Tensor]) -> Path:
 
 
 def quantize_dynamic(source: Path, target: Path, batches: list[Tensor]) -> Path:
-    """ONNX Runtime's tool for text: s8 weights per channel, activations by their range in each call."""
+    """ONNX Runtime's tool for text: s8 weights per channel, dynamically quantized activations."""
     import onnxruntime.quantization as ort
 
     with quietly():
@@ -120,7 +120,7 @@ def quantize_groups(source: Path, target: Path, batches: list[Tensor]) -> Path:
 
 
 def nncf_quantize(source: Path, target: Path, batches: list[Tensor]) -> Path:
-    """NNCF with its defaults; the ending of the target says for ONNX Runtime or for OpenVINO."""
+    """NNCF with its defaults; the suffix of the target selects ONNX Runtime or OpenVINO."""
     with quietly():
         import nncf
 
@@ -200,7 +200,7 @@ class AtenInput(nn.Module):
 def attach(
     model: nn.Module, weight: Callable[[], nn.Module], inputs: Callable[[], nn.Module]
 ) -> nn.Module:
-    """Let modules of one's own quantize the weight and the input of every layer."""
+    """Let modules quantize the weight and the input of every layer."""
     for _, layer in layers_of(model):
         quantize = inputs()
         layer.register_forward_pre_hook(lambda _, args, quantize=quantize: (quantize(args[0]),))
@@ -213,7 +213,7 @@ def aten_qat(model: nn.Module, data: Tensor) -> nn.Module:
 
 
 def torch_ao_qat(model: nn.Module, data: Tensor) -> nn.Module:
-    """FakeQuantize of torch.ao, which is deprecated but still there."""
+    """FakeQuantize of torch.ao, which is deprecated but still available."""
     with quietly():
         from torch.ao import quantization as ao
 
@@ -254,7 +254,7 @@ def brevitas_qat(model: nn.Module, data: Tensor) -> nn.Module:
         settings = {
             "weight_quant": Int8WeightPerChannelFloat,
             "input_quant": ShiftedUint8ActPerTensorFloat,
-            "input_collect_stats_steps": 2,  # their slower first phase is not what is measured
+            "input_collect_stats_steps": 2,  # their slower first phase is not measured
         }
         for name, old in layers_of(model):
             has_bias = old.bias is not None

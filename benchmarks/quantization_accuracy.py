@@ -1,17 +1,18 @@
-"""What quantization costs on real data, as executed by ONNX Runtime.
+"""Measure the accuracy of quantization on real data, as executed by ONNX Runtime.
 
     ./run python benchmarks/quantization_accuracy.py                    # everything; half an hour
     ./run python benchmarks/quantization_accuracy.py --only low_bits    # or int8, minilm
     pip install transformers                                            # needed for minilm only
 
-``int8``: a ResNet with batch norms on Fashion-MNIST, 8 bits, calibrated or trained on for an epoch.
-``low_bits``: the same network with 4 bits, first and last layer with 8; whatever trains has the same
+``int8``: a ResNet with batch norms on Fashion-MNIST, 8 bits, calibrated or trained for one more epoch.
+``low_bits``: the same network with 4 bits, first and last layer with 8; all trained variants have the same
 few epochs, and so has a float control. ``minilm``: the linear layers of all-MiniLM-L6-v2 in 8 bits;
 the task is to find the news that belongs to a title.
 
-Every row is exported, and all test data go through the file in ONNX Runtime. They are only read, with one
-exception: that MiniLM is calibrated without padding was chosen after a first run on one set of news, by
-the cosine to float on 96 of the texts. The trained float network is kept in the data cache.
+Every row is exported, and all test data are run through the file in ONNX Runtime. They are not used for
+decisions, with one exception: that MiniLM is calibrated without padding was chosen after a first run on
+one set of news, by the cosine to float on 96 of the texts. The trained float network is kept in the
+data cache.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ Row = dict[str, Any]
 
 
 class Network:
-    """The trained float network, its data, and how everything made of it is measured."""
+    """The trained float network, its data, and how everything derived from it is measured."""
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self.options, self.folder = options, folder
@@ -76,7 +77,7 @@ class Network:
         self.float_right = self.predictions(self.float_file) == self.data.test_y
 
     def kept(self, key: str, model: nn.Module, rate: float, epochs: int, warm_up: float) -> float:
-        """Train a model or load what an earlier run has trained; return the CPU seconds it took."""
+        """Train a model or load the result of an earlier run; return the CPU seconds it took."""
         path = cache_folder() / "checkpoints" / f"fashion_quantization_{key}.safetensors"
         path.parent.mkdir(exist_ok=True)
         if not path.is_file():
@@ -113,11 +114,11 @@ class Network:
         }
 
     def row(self, title: str, quantizer: Any) -> Row:
-        """Return what there is to know of a quantized model, simulated and executed."""
+        """Return the figures of a quantized model, simulated and executed."""
         path, model = self.folder / "quantized.onnx", quantizer.bound_model.eval()
         row: Row = {"title": title, "simulated_unguarded": self.accuracy(self.predictions(model))}
         row |= export(quantizer, path, self.example, self.calibration)
-        simulated = self.predictions(model)  # as the saturation guard has left it
+        simulated = self.predictions(model)  # as changed by the saturation guard
         file = File(path)
         executed = self.predictions(file)
         row |= {"simulated": self.accuracy(simulated), "executed": self.accuracy(executed)}
@@ -140,7 +141,7 @@ class Network:
     def trained(
         self, title: str, algorithm: Any, rules: list[Row], epochs: int, rate: float
     ) -> Row:
-        """Quantize and train on."""
+        """Quantize and train further."""
         model = copy.deepcopy(self.model)
         optimizer = new_optimizer(model, rate)
         quantizer = algorithm(model, rules, optimizer, example_inputs=self.example)
@@ -149,7 +150,7 @@ class Network:
         return report(self.row(title, quantizer) | {"cpu_seconds": seconds})
 
     def control(self, epochs: int, rate: float) -> Row:
-        """The float network trained on as long, so that training does not pass for quantization."""
+        """The float network trained equally long, so that training is not mistaken for quantization."""
         model = copy.deepcopy(self.model)
         options = self.options
         key = f"seed{options.seed}_epochs{options.epochs}+{epochs}_rate{rate}"
@@ -205,14 +206,14 @@ def bits(weight: int, other: int, observer: str | None = None) -> list[Row]:
 
 
 def with_recovery(rows: list[Row]) -> list[Row]:
-    """Add which share of what min-max loses, with the same bits, others do not lose."""
+    """Add the share of min-max's loss, with the same bits, that the others avoid."""
     start = rows[0]["executed"]
     losses = {
         row["title"][:4]: start - row["executed"] for row in rows if "min-max" in row["title"]
     }
     for row in rows:
         loss = losses.get(row["title"][:4], 0.0)
-        if loss > 0.01:  # less is mostly chance
+        if loss > 0.01:  # less is mostly random
             row["recovered"] = 1 - (start - row["executed"]) / loss
     return rows
 
@@ -243,7 +244,7 @@ def minilm_rows(options: argparse.Namespace, folder: Path) -> list[Row]:
 
 
 def changed(before: nn.Module, after: nn.Module) -> int:
-    """Return how many parameters SmoothQuant has rescaled: none where no norm is read by layers only."""
+    """Return how many parameters SmoothQuant has rescaled: none if no norm is read by layers only."""
     pairs = zip(before.parameters(), after.parameters(), strict=True)
     return sum(not torch.equal(x, y) for x, y in pairs)
 
@@ -286,12 +287,12 @@ def count(epochs: int) -> str:
 
 
 def export(quantizer: Any, path: Path, example: Any, calibration: Any = None) -> Row:
-    """Write a file and return what is known of it; where the check refuses it, also why."""
+    """Write a file and return its figures; if the check rejects it, also why."""
     facts: Row = {}
     with quietly():
         try:
             result = export_onnx(quantizer, path, example, calibration=calibration)
-        except ExportError as error:  # a finding too; how good the file is, the rest will show
+        except ExportError as error:  # also a result; the rest shows how good the file is
             facts["refused"] = str(error)
             result = export_onnx(quantizer, path, example, calibration=calibration, min_sqnr=0)
     executed = result.runtimes["onnxruntime"].to_dict()
@@ -307,7 +308,7 @@ def export(quantizer: Any, path: Path, example: Any, calibration: Any = None) ->
 
 
 def report(row: Row) -> Row:
-    """Print a row as soon as it is there."""
+    """Print a row as soon as it is complete."""
     plain = {key: value for key, value in row.items() if key not in ("title", "guarded", "notes")}
     texts = [f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in plain.items()]
     print(f"{row['title']}: {', '.join(texts)}", flush=True)
@@ -332,7 +333,7 @@ COLUMNS: dict[str, Callable[[Row], str]] = {
 
 
 def show_table(rows: list[Row]) -> None:
-    """Print rows as a Markdown table, without columns that nobody fills."""
+    """Print rows as a Markdown table, without empty columns."""
     body = [[cell(column, row) for column in COLUMNS.values()] for row in rows]
     used = [i for i in range(len(COLUMNS)) if any(cells[i] for cells in body)]
     print("\n| | " + " | ".join(list(COLUMNS)[i] for i in used) + " |")

@@ -1,12 +1,12 @@
-"""What finding and cutting channels costs on networks of their real size, and how it grows with depth.
+"""Measure the cost of finding and cutting channels on networks of real size, and its growth with depth.
 
     ./run python -m pip install --constraint constraints.txt '.[bench]'
     ./run python benchmarks/real_size.py
 
 Half of every layer's channels, random weights, images of 224 × 224, a batch of two, one thread. CPU seconds
-of the whole journey: constructing the pruner, compress() and speedup() with its check in double precision
-and its receipt; Torch-Pruning, which checks nothing, runs on the same networks. Each network has a process
-of its own, and the median of a few runs counts.
+of the whole workflow: constructing the pruner, compress() and speedup() with its check in double precision
+and its receipt; Torch-Pruning, which checks nothing, runs on the same networks. Each network has its own
+process, and the median of a few runs is reported.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def ours(entry: Entry) -> float:
 
 
 def peer(entry: Entry) -> float:
-    """Return those of Torch-Pruning."""
+    """Return the CPU seconds of Torch-Pruning."""
     done = attempt(entry, "head dims")
     return float(done["seconds"]) if done["status"] == "ok" else float("nan")
 

@@ -1,4 +1,4 @@
-"""Keep a result: JSON with the machine, the versions and the day it was measured on."""
+"""Store a result: JSON with the machine, the versions and the date of the measurement."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def measured() -> dict[str, Any]:
-    """Return the processor, the cores, the day and the versions of this run."""
+    """Return the processor, the cores, the date and the versions of this run."""
     from lilliput.report.environment import environment
 
     found = environment()
@@ -22,15 +22,15 @@ def measured() -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return a record that was kept, an empty one if there is none."""
+    """Return a stored record, or an empty one."""
     record: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     return record
 
 
 def write_json(path: Path, record: dict[str, Any], earlier: dict[str, Any] | None = None) -> None:
-    """Write all of a record or nothing.
+    """Write a record atomically.
 
-    Parts of it may come from an earlier record: other processors that those were measured on are noted.
+    Parts of it may come from an earlier record: other processors that those were measured on are recorded.
     """
     now, others = measured(), machines(earlier or {})
     others = [x for x in others if (x["cpu"], x["flags"]) != (now["cpu"], now["flags"])]
@@ -42,6 +42,6 @@ def write_json(path: Path, record: dict[str, Any], earlier: dict[str, Any] | Non
 
 
 def machines(record: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return what the parts of a record were measured on, the latest first."""
+    """Return the machines on which the parts of a record were measured, the latest first."""
     latest = [record["measured"]] if record else []
     return [*latest, *record.get("measured_before", [])]

@@ -3,9 +3,9 @@
     ./run python benchmarks/recurrent_nets.py             # what they make of it in float
 
 The speaker encoder of Resemblyzer turns 1.6 s of speech into a vector that is the same for the same voice:
-three LSTM layers and a linear one. Silero VAD tells for every 32 ms how likely somebody is speaking: five
-convolutions and an LSTM cell. Both are rebuilt here as plain modules around their published weights. The
-speech is what four people recorded for a telephone exchange, one per language.
+three LSTM layers and a linear one. Silero VAD returns the probability of speech for every 32 ms: five
+convolutions and an LSTM cell. Both are rebuilt here as plain modules with their published weights. The
+speech consists of recordings by four people for a telephone exchange, one per language.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FRAMES, MELS = 160, 40  # of one utterance for the speaker encoder
 
 
 class SpeakerEncoder(nn.Module):
-    """Mel spectrograms (examples, frames, 40) to vectors of length one that tell voices apart."""
+    """Mel spectrograms (examples, frames, 40) to vectors of length one that distinguish voices."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ def voice_detector() -> VoiceDetector:
 
 @dataclass(frozen=True)
 class Speech:
-    """Recordings, and who speaks."""
+    """Recordings, and their speakers."""
 
     waves: list[Tensor]
     speakers: Tensor
@@ -95,7 +95,7 @@ class Speech:
 
 @cache
 def speech(per_voice: int = 40, shortest: float = 1.7) -> Speech:
-    """Return the first recordings of each voice that last long enough, in alphabetical order."""
+    """Return the first recordings of each voice that are long enough, in alphabetical order."""
     waves, speakers = [], []
     for number, recordings in enumerate(voices().values()):
         long = (x for x in map(read_wave, recordings) if len(x) >= shortest * RATE)
@@ -106,13 +106,13 @@ def speech(per_voice: int = 40, shortest: float = 1.7) -> Speech:
 
 
 def halves(recordings: Speech) -> tuple[Speech, Speech]:
-    """Return every other recording, to calibrate with, and those between, to test on."""
+    """Return every other recording for calibration, and the others for testing."""
     one, two = (Speech(recordings.waves[i::2], recordings.speakers[i::2]) for i in range(2))
     return one, two
 
 
 def read_wave(content: bytes) -> Tensor:
-    """Return a recording of 8 kHz as samples at 16 kHz, its loudness brought to -30 dB or more."""
+    """Return a recording of 8 kHz as samples at 16 kHz, with a loudness of at least -30 dB."""
     with wave.open(io.BytesIO(content)) as file:
         samples = np.frombuffer(file.readframes(file.getnframes()), "<i2") / 32768
         rate = file.getframerate()
@@ -126,7 +126,7 @@ def read_wave(content: bytes) -> Tensor:
 
 
 def mel_spectrogram(sound: Tensor) -> Tensor:
-    """Return the energy in 40 bands of pitch every 10 ms, (frames, 40), as Resemblyzer computes it."""
+    """Return the energy in 40 frequency bands every 10 ms, (frames, 40), as Resemblyzer computes it."""
     window = torch.hann_window(400)
     spectrum = torch.stft(sound, 400, 160, window=window, pad_mode="constant", return_complex=True)
     return (mel_filters() @ spectrum.abs() ** 2).T
@@ -149,12 +149,12 @@ def mel_filters() -> Tensor:
 
 
 def utterances(recordings: Speech) -> Tensor:
-    """Return the first 1.6 s of each recording as the speaker encoder takes it: (examples, 160, 40)."""
+    """Return the first 1.6 s of each recording in the form of the speaker encoder: (examples, 160, 40)."""
     return torch.stack([mel_spectrogram(x)[:FRAMES] for x in recordings.waves])
 
 
 def windows(recordings: Speech, count: int = 50) -> Tensor:
-    """Return windows of 32 ms with what came before, (examples, windows, 576): a pause, then speech."""
+    """Return windows of 32 ms with the samples before, (examples, windows, 576): a pause, then speech."""
     found = []
     for sound in recordings.waves:
         padded = F.pad(sound, (CONTEXT + 5 * WINDOW, 0))

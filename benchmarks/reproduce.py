@@ -1,11 +1,11 @@
-"""Repeat the figures of a paper, with the same training without compression beside them.
+"""Reproduce the figures of a paper, next to the same training without compression.
 
     ./run python benchmarks/reproduce.py han2015                    # the test error, kept in results/papers
     ./run python benchmarks/reproduce.py han2015 --valid --seeds 1  # to choose settings: nothing is kept
     ./run python benchmarks/reproduce.py data [--data FOLDER]       # says which data sets are found
 
-Each paper is a file in benchmarks/papers; results_page.py writes docs/papers.md from what is kept. A run that
-was stopped goes on where it was.
+Each paper is a file in benchmarks/papers; results_page.py writes docs/papers.md from the stored results. An
+interrupted run is resumed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from record import read_json
 
 
 def repeat(paper: Paper, options: argparse.Namespace) -> None:
-    """Run the rows and seeds that are not kept yet, and print the table."""
+    """Run the rows and seeds that are not stored yet, and print the table."""
     names = options.rows or paper.names
     if unknown := set(names) - set(paper.names):
         raise SystemExit(f"{paper.name} has no rows {sorted(unknown)}; it has {paper.names}.")

@@ -2,7 +2,7 @@
 
     ./run python benchmarks/results_page.py
 
-A test compares them with this script's output, so no figure goes stale or is typed by hand.
+A test compares them with this script's output, so that figures are neither outdated nor typed by hand.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def page() -> str:
     parts = [HEAD]
     for title, command, files, write in SECTIONS:
         if not all((RESULTS / f"{file}.json").is_file() for file in files):
-            continue  # nothing is shown that was not measured and kept
+            continue  # only stored measurements are shown
         records = [load(file) for file in files]
         where = machine(one for record in records for one in machines(record))
         lines = [f"## {title}", "", f"`./run python benchmarks/{command}` · {where}", ""]
@@ -44,7 +44,7 @@ def page() -> str:
 
 
 def readme(text: str) -> str:
-    """Return the README with its table written anew."""
+    """Return the README with its table replaced."""
     record = load("trained")
     command = "./run python benchmarks/trained.py"
     shown = {name: record["networks"][name] for name in IN_README}

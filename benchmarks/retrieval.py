@@ -13,7 +13,7 @@ from weights import minilm
 
 
 class Embedder(nn.Module):
-    """A transformer and the mean over its tokens, of length one."""
+    """A transformer with the mean over its tokens, normalized to length one."""
 
     def __init__(self, transformer: nn.Module) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ def load_embedder() -> tuple[nn.Module, Any]:
 
 
 class Retrieval:
-    """Titles and bodies of news, as tokens; a title is to find its own body among all of its set."""
+    """Titles and bodies of news, as tokens; a title has to find its own body among all of its set."""
 
     def __init__(self, tokenizer: Any, pairs: int, sets: int, seed: int) -> None:
         news = list({title: body for title, body in reuters()[:9000] if len(body) > 300}.items())
@@ -50,7 +50,7 @@ class Retrieval:
             texts += titles + bodies
         self.inputs = tokens(tokenizer, texts, padding="max_length")
         others = [text for pair in chosen[total : total + 32] for text in pair]
-        # One by one, without padding: the ranges are to be those of real tokens.
+        # One by one, without padding, so that ranges are those of real tokens.
         self.calibration = [tokens(tokenizer, [text]) for text in others]
         padded = tokens(tokenizer, others, padding="max_length")
         self.padded = list(zip(*(x.split(16) for x in padded), strict=True))
@@ -59,7 +59,7 @@ class Retrieval:
         return tuple(x[: 2 * self.pairs] for x in self.inputs)
 
     def found(self, embeddings: Tensor) -> Tensor:
-        """Return for each title whether the nearest body is its own."""
+        """Return whether the nearest body of each title is its own."""
         titles, bodies = embeddings.unflatten(0, (-1, 2, self.pairs)).unbind(1)
         nearest = (titles @ bodies.transpose(1, 2)).argmax(2)
         return (nearest == torch.arange(self.pairs)).flatten()

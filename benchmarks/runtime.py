@@ -1,4 +1,4 @@
-"""Files as ONNX Runtime executes them, on one thread."""
+"""ONNX files executed by ONNX Runtime on one thread."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class File:
 def float_file(
     model: nn.Module, example: tuple[Tensor, ...], path: Path, open_axes: tuple[int, ...] = (0,)
 ) -> File:
-    """Return the float model as torch itself exports it, with axes of any size."""
+    """Return the float model as exported by torch itself, with dynamic axes."""
     shapes = tuple(dict.fromkeys(open_axes, torch.export.Dim.DYNAMIC) for _ in example)
     settings: dict[str, Any] = {"external_data": False, "dynamic_shapes": shapes}
     with quietly():
@@ -38,7 +38,7 @@ def float_file(
 
 
 def all_outputs(model: Callable[..., Tensor], inputs: tuple[Tensor, ...], batch: int) -> Tensor:
-    """Return what a model or file makes of all inputs, batch by batch."""
+    """Return the outputs of a model or file for all inputs, batch by batch."""
     with torch.no_grad():
         parts = zip(*(x.split(batch) for x in inputs), strict=True)
         return torch.cat([model(*part) for part in parts])

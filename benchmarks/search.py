@@ -1,14 +1,14 @@
-"""Search on trained networks: bits under an average, and what sensitivities cost and are worth.
+"""Search on trained networks: bits under an average, and the cost and value of sensitivities.
 
     ./run python benchmarks/search.py bits scores
 
-Sensitivities, calibration and exchanges see inputs that are not in the test. Nothing is trained.
+Sensitivities, calibration and exchanges use inputs that are not in the test. Nothing is trained.
 
 - ``bits``: EfficientNet-Lite0 on photographs, weights of 4 or 8 bits, 5 on average; how often the class is
-  that of the float network. Beside it the same average chosen in other ways: at random, by the noise of each
-  weight alone, and by other tools, where ``search_peers.py`` has kept what they chose.
-- ``scores``: the sensitivities of all layers and choices against trying them one at a time: CPU time, and
-  rank correlation with how far the outputs really move; on Lite0 and on all-MiniLM-L6-v2.
+  that of the float network. For comparison, the same average chosen in other ways: at random, by the noise
+  of each weight alone, and by other tools, if ``search_peers.py`` has stored their choices.
+- ``scores``: the sensitivities of all layers and choices, compared with trying them one at a time: CPU
+  time, and rank correlation with the actual change of the outputs; on Lite0 and on all-MiniLM-L6-v2.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def bits(trials: int) -> dict[str, Any]:
 
 
 def by_noise(task: Task) -> Choice:
-    """Choose by the squared error of rounding each weight, as a share of the weight's squares."""
+    """Choose by the squared error of rounding each weight, relative to the weight's squares."""
     noise = []
     for decision in task.space.decisions:
         weight = task.space.layers[decision.layers[0]].module.weight.detach()
@@ -128,12 +128,12 @@ def by_noise(task: Task) -> Choice:
         noise.append(np.array(errors))
     found = solve(noise, task.costs, {"average_bits": 0.0})
     if found is None:
-        raise SystemExit("no choice has so few bits.")
+        raise SystemExit("no choice has this few bits.")
     return found
 
 
 def drawn(task: Task, seed: int) -> Choice:
-    """Raise layers to 8 bits in random order, each that still fits."""
+    """Raise layers to 8 bits in random order, as long as they fit."""
     choice = [1] * len(task.space.decisions)
     for number in np.random.default_rng(seed).permutation(len(choice)):
         choice[number] = 0
@@ -143,12 +143,12 @@ def drawn(task: Task, seed: int) -> Choice:
 
 
 def recovered(same: np.ndarray, four: np.ndarray) -> float:
-    """Return the share of what 4 bits lose that is not lost."""
+    """Return the share of the loss of 4 bits that is recovered."""
     return float((same.mean() - four.mean()) / (1 - four.mean()))
 
 
 def spread(same: np.ndarray, four: np.ndarray) -> float:
-    """Return the standard error of that share: photographs drawn anew, a thousand times."""
+    """Return the standard error of that share, by bootstrapping the photographs a thousand times."""
     rng = np.random.default_rng(0)
     rows = rng.integers(len(same), size=(1000, len(same)))
     return float(np.std([recovered(same[x], four[x]) for x in rows]))
@@ -186,7 +186,7 @@ def scores(
     test: Sequence[Any],
     far: Callable[[Tensor, Tensor], float],
 ) -> dict[str, Any]:
-    """Return the CPU time and the rank correlation of scores, against one layer and choice at a time."""
+    """Return CPU time and rank correlation of scores, compared with one layer and choice at a time."""
     start = time.process_time()
     space = Space(model, BITS, example)
     found = find_scores(space, batches)

@@ -1,14 +1,14 @@
-"""Half the latency of a small ResNet on Fashion-MNIST: what a search finds against uniform pruning.
+"""Halve the latency of a small ResNet on Fashion-MNIST: search compared with uniform pruning.
 
     ./run python benchmarks/search_fashion.py train --seeds 3
     ./run python benchmarks/search_fashion.py time      # on a quiet machine
 
-Each seed trains a network, which then goes four ways for equally many epochs more: as it is (the control),
-with the same share of channels removed from every layer by their L1 norm, with the channels that `Search`
-removes, and with channels and bits that it chooses. Removed is as little as it takes for half the latency
-in ONNX Runtime. The search looks at training images only; the test images are read once, at the end.
+Each seed trains a network, from which four variants are trained for the same number of epochs: unchanged (the
+control), with the same share of channels removed from every layer by their L1 norm, with the channels that
+`Search` removes, and with channels and bits that it chooses. As little as necessary is removed for half the
+latency in ONNX Runtime. The search uses training images only; the test images are used once, at the end.
 
-Networks are kept in the data cache. `time` measures all files again, in turns with the file of the dense
+Networks are kept in the data cache. `time` measures all files again, alternating with the file of the dense
 network, and writes the result.
 """
 
@@ -37,7 +37,7 @@ RESULT = RESULTS / "search_fashion.json"
 WIDTHS = (16, 32, 64)
 BUDGET = 0.5
 TIMED = 50  # images at a time
-# Whole blocks of channels of the runtime's kernels: 8 at least, of the first layers' 16.
+# Whole blocks of channels of the runtime's kernels: at least 8 of the first layers' 16.
 NARROW = {"op_names": ["0", "3.*"], "sparsity": {"choose": [0, 0.5]}}
 WIDE = {"op_names": ["4.*", "5.*"], "sparsity": {"choose": [0, 0.25, 0.5, 0.75]}}
 CHANNELS = [NARROW, WIDE]
@@ -58,14 +58,14 @@ def build() -> nn.Sequential:
 
 
 class Runs:
-    """The networks of one seed, each trained once and kept."""
+    """The networks of one seed, each trained once and stored."""
 
     def __init__(self, data: Data, seed: int, options: argparse.Namespace) -> None:
         self.data, self.seed, self.options = data, seed, options
         name = f"seed{seed}-{options.epochs}+{options.tune_epochs}"
         self.folder = cache_folder() / "search-fashion" / name
         self.folder.mkdir(parents=True, exist_ok=True)
-        clean = data.train_x[:, :, 2:-2, 2:-2]  # without the frame that shifts need
+        clean = data.train_x[:, :, 2:-2, 2:-2]  # without the frame for shifts
         self.example = clean[:TIMED].contiguous()
         self.batches = list(clean[TIMED : TIMED + 1024].split(128))
         self.seen, self.labels = clean[2000:7000], data.train_y[2000:7000]
@@ -80,7 +80,7 @@ class Runs:
         return sum(hits) / len(self.labels)
 
     def train_all(self) -> dict[str, Any]:
-        """Train what is not kept yet, and return the figures of each way."""
+        """Train networks that are not stored yet, and return the figures of each variant."""
         torch.manual_seed(self.seed)
         dense = build()
         path = self.folder / "dense.pt"
@@ -108,7 +108,7 @@ class Runs:
         return record
 
     def uniform(self, dense: nn.Module) -> tuple[nn.Module, list[Any]]:
-        """Return the dense network without the smallest share of all layers that makes it fast enough."""
+        """Return the dense network with the smallest uniform sparsity that makes it fast enough."""
         for percent in range(10, 95, 2):
             model = copy.deepcopy(dense)
             rules = [{**LAYERS, "sparsity": percent / 100}]
@@ -141,7 +141,7 @@ class Runs:
         return cut, search.space.quantization(best.choice)
 
     def tuned(self, title: str, model: nn.Module, bits: list[Any]) -> dict[str, Any]:
-        """Train a network on, and return its figures as the written file has them."""
+        """Train a network further, and return the figures of the written file."""
         untrained = accuracy(model, self.data)
         epochs, seed = self.options.tune_epochs, self.seed + 1000
         train(model, new_optimizer(model, self.options.rate), self.data, epochs, seed, 0.1)
@@ -174,13 +174,13 @@ class Runs:
         return path
 
     def ratio(self, path: Path) -> float:
-        """Return the CPU time of a file in terms of the dense network's, in turns, on one thread."""
+        """Return the CPU time of a file relative to the dense network's, timed alternately, on one thread."""
         files = [open_file(self.folder / "dense.onnx"), open_file(path)]
         one, two = (how_to_measure(file).caller(file, self.example) for file in files)
         return latency_ratio(one, two, runs=101)
 
     def timed(self, record: dict[str, Any]) -> None:
-        """Note the latency of each file, all taking turns."""
+        """Record the latency of each file, timed alternately."""
         titles = [title for title in record if title != "dense"]
         paths = [self.path(title) for title in ["dense", *titles]]
         files = [open_file(path) for path in paths]

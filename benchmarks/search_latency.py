@@ -1,13 +1,13 @@
-"""Latency as the table of a search expects it against latency as measured, for random networks.
+"""Compare the latency estimated by the table of a search with measurements, for random networks.
 
     ./run python benchmarks/search_latency.py make     # write the networks
     ./run python benchmarks/search_latency.py time     # on a quiet machine: nothing but timing
 
-EfficientNet-Lite0 with random shares of its channels removed, cut and quantized to 8 bits (``int8``), or
-with layers in 8 bits or floating point at random (``mixed``). Some networks fill the latency table, others
-are estimated from it and measured, original and network in turns in ONNX Runtime, by the CPU time of one
-thread; MACs as predictor beside.
-Some are measured twice: what a measurement differs from itself by is no error of an estimate.
+EfficientNet-Lite0 with random shares of its channels removed, cut and quantized to 8 bits (``int8``),
+or with random layers in 8 bits or floating point (``mixed``). Some networks fill the latency table,
+others are estimated from it and measured, alternating between original and network in ONNX Runtime, by
+the CPU time of one thread; MACs are compared as a predictor. Some are measured twice, to separate the
+error of measurements from that of estimates.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ AGAIN = 5  # networks that are measured twice
 
 
 class Prepared(Maker):
-    """Makes networks out of files that were written before."""
+    """Loads networks from files that were written before."""
 
     def __init__(self, space: Space, data: Any, folder: Path) -> None:
         super().__init__(space, data, "none", {}, target_of("onnxruntime", "torch"))
@@ -102,7 +102,7 @@ class Bench:
         self.clock.fill(networks, seed)
         rng, drawn = np.random.default_rng(seed + 1), []
         for _ in range(count):
-            # Networks of all sizes: each has its own chance of strong alternatives.
+            # Networks of all sizes: each has its own probability of aggressive alternatives.
             chance = rng.uniform()
             drawn.append(tuple(int(rng.binomial(n - 1, chance)) for n in self.space.sizes))
         for number, choice in enumerate([*chosen, *drawn]):
@@ -111,7 +111,7 @@ class Bench:
         (self.folder / "choices.json").write_text(json.dumps({"table": chosen, "random": drawn}))
 
     def time(self) -> dict[str, Any]:
-        """Time all networks, and return how far estimates are off."""
+        """Time all networks, and return the errors of estimates."""
         choices = json.loads((self.folder / "choices.json").read_text())
         clock, macs = self.clock, self.counts.macs()
         for choice in map(tuple, choices["table"]):

@@ -1,9 +1,9 @@
-"""Bits as other tools choose them: 4 or 8 for each weight of EfficientNet-Lite0, 5 on average.
+"""Bits as chosen by other tools: 4 or 8 for each weight of EfficientNet-Lite0, 5 on average.
 
     python benchmarks/search_peers.py modelopt     # pip install nvidia-modelopt
 
-Each tool sees the photographs that Lilliput's search sees. What it chose is kept in
-``results/search_peers.json``; ``search.py bits`` quantizes all choices in the same way and judges them by
+Each tool sees the same photographs as Lilliput's search. Its choice is stored in
+``results/search_peers.json``; ``search.py bits`` quantizes all choices in the same way and evaluates them on
 the same photographs. A tool may need other versions of packages than Lilliput, so it has its own process.
 """
 
@@ -24,16 +24,16 @@ AVERAGE = 5.0
 
 
 def kept_choices() -> dict[str, dict[str, int]]:
-    """Return the bits of each layer as the tools chose them, by the name of the tool."""
+    """Return the bits of each layer as chosen by the tools, by the name of the tool."""
     return {name: row["bits"] for name, row in read_json(RESULT).get("tools", {}).items()}
 
 
 class Padded(nn.Sequential):
-    """A convolution with padding before it, both of which tools know."""
+    """A convolution with padding before it, both of which tools support."""
 
 
 def plain(model: nn.Module) -> nn.Module:
-    """Return a model whose convolutions are of torch's own class: the tools know no others."""
+    """Return a model with convolutions of torch's own class: the tools support no others."""
     model = copy.deepcopy(model)
     for name, module in list(model.named_modules()):
         if isinstance(module, nn.Conv2d) and type(module) is not nn.Conv2d:
@@ -72,7 +72,7 @@ def modelopt(model: nn.Module, batches: list[Tensor]) -> dict[str, int]:
         ],
         data_loader=batches,
         forward_step=lambda model, batch: model(batch),
-        # As for a model without labels: the classes that it gives itself.
+        # As for a model without labels: the classes that it predicts itself.
         loss_func=lambda output, batch: nn.functional.cross_entropy(output, output.argmax(1)),
         num_calib_steps=len(batches),
         num_score_steps=len(batches),
@@ -105,7 +105,7 @@ def main() -> None:
     given = plain(case.model)
     with torch.no_grad():
         torch.testing.assert_close(given(case.example[0]), case.model(case.example[0]))
-    # The convolution is the second part of what has the layer's name.
+    # The convolution is the second part of the module with the layer's name.
     bits = {k.removesuffix(".1"): v for k, v in choose(given, case.calibration).items()}
     row: dict[str, Any] = {"CPU seconds": time.process_time() - start}
     average = sum(weights[name] * n for name, n in bits.items()) / sum(weights.values())

@@ -1,15 +1,16 @@
-"""Trials of a search on two workers: how much faster, and the same end when something is killed.
+"""Run trials of a search on two workers: how much faster, and the same result if something is killed.
 
     ./run python benchmarks/search_workers.py speed          # on a quiet machine
     ./run python benchmarks/search_workers.py kills --kills 20
 
-- ``speed``: a search whose trials judge a ResNet by 4,000 images of Fashion-MNIST, through a pool of one
-  process and through one of two; wall time from the start of the search to its config list.
+- ``speed``: a search whose trials evaluate a ResNet on 4,000 images of Fashion-MNIST, with a pool of one
+  process and with one of two; wall time from the start of the search to its config list.
 - ``kills``: searches on scikit-learn's digits. In some, one of two workers is killed (SIGKILL) at a random
-  moment; others are killed as a whole and continued. Each has to end in the config list of a search that
-  nothing has disturbed.
+  moment; others are killed as a whole and resumed. Each must end with the config list of an undisturbed
+  search.
 
-All packages are imported before processes are forked, so that a kill falls into the search. Linux and macOS.
+All packages are imported before processes are forked, so that a kill happens during the search. Linux
+and macOS.
 """
 
 from __future__ import annotations
@@ -67,14 +68,14 @@ def judged(model: nn.Module) -> float:
 
 
 def speed(trials: int) -> dict[str, Any]:
-    """Return the seconds of a search through one worker and through two."""
+    """Return the seconds of a search with one worker and with two."""
     x, _ = fashion()
     torch.manual_seed(0)
     model = build_model().eval()
     seconds, found = {}, []
     for workers in (1, 2):
         with ProcessPoolExecutor(workers, FORK) as pool:
-            list(pool.map(abs, range(workers)))  # the processes are there
+            list(pool.map(abs, range(workers)))  # the processes are started
             search = Search(
                 model,
                 RULES,
@@ -136,7 +137,7 @@ def accuracy(model: nn.Module) -> float:
 
 
 def search_digits(folder: Path, executor: Executor | None = None) -> list[Any]:
-    """Search, or go on where a search was, and return the config list."""
+    """Search, or resume a search, and return the config list."""
     x, _ = digits()
     search = Search(
         trained(),
@@ -152,7 +153,7 @@ def search_digits(folder: Path, executor: Executor | None = None) -> list[Any]:
 
 
 def with_a_dead_worker(folder: Path, seconds: float) -> tuple[list[Any], bool]:
-    """Search on two workers, one of which is killed after some time; return whether it was at work."""
+    """Search on two workers, one of which is killed after some time; return whether it was running."""
     with ProcessPoolExecutor(2, FORK) as pool:
         list(pool.map(abs, range(2)))
         victim, is_over = next(iter(pool._processes)), threading.Event()
@@ -184,7 +185,7 @@ def forked(folder: Path) -> int:
 
 
 def killed_and_continued(folder: Path, seconds: float) -> tuple[list[Any], bool]:
-    """Kill a search after some time, and let another process continue it."""
+    """Kill a search after some time, and let another process resume it."""
     process = forked(folder)
     time.sleep(seconds)
     os.kill(process, signal.SIGKILL)
@@ -192,7 +193,7 @@ def killed_and_continued(folder: Path, seconds: float) -> tuple[list[Any], bool]
     was_killed = not (folder / "found.txt").exists()
     _, status = os.waitpid(forked(folder), 0)
     if os.waitstatus_to_exitcode(status) != 0:
-        raise SystemExit("a search that was continued did not come to its end.")
+        raise SystemExit("a resumed search did not finish.")
     found: list[Any] = json.loads((folder / "found.txt").read_text())
     return found, was_killed
 
@@ -202,7 +203,7 @@ def kills(count: int) -> dict[str, Any]:
     chance, record = random.Random(0), dict[str, Any]()
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
-        search_digits(place / "first")  # which also imports what is imported on first use
+        search_digits(place / "first")  # also triggers lazy imports
         start = time.perf_counter()
         expected = json.loads(json.dumps(search_digits(place / "whole")))
         whole = time.perf_counter() - start
@@ -214,7 +215,7 @@ def kills(count: int) -> dict[str, Any]:
                 folder.mkdir()
                 found, was_killed = disturbed(folder, chance.uniform(0.05, 1) * whole)
                 shutil.rmtree(folder)
-                if was_killed:  # else it was over before
+                if was_killed:  # otherwise it had already finished
                     tried += 1
                     same += json.loads(json.dumps(found)) == expected
                     print(f"{name}: {same} of {tried} end in the same config list", flush=True)

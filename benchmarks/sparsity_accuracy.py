@@ -1,4 +1,4 @@
-"""Accuracy against sparsity on real data: pruned at once, and pruned gradually with training.
+"""Accuracy by sparsity on real data: pruned at once, and pruned gradually with training.
 
     ./run python benchmarks/sparsity_accuracy.py
 
@@ -66,7 +66,7 @@ def run(seeds: int) -> dict[str, list[float]]:
 
 
 def draw(curves: dict[str, list[float]]) -> str:
-    """Return the curves as an SVG that reads in light and dark."""
+    """Return the curves as an SVG that is readable in light and dark mode."""
     width, height, left, right, top, bottom = 720, 360, 64, 190, 28, 48
     x_of = [left + i * (width - left - right) / (len(LEVELS) - 1) for i in range(len(LEVELS))]
 

@@ -1,9 +1,9 @@
-"""Where speedup works, and whether the smaller model computes the same as the masked one.
+"""Find where speedup works, and whether the smaller model computes the same as the masked one.
 
     ./run python -m pip install --constraint constraints.txt '.[bench]'
     ./run python benchmarks/speedup_coverage.py
 
-Every model of the zoo, in its own process: prune half of every layer, take the masked model's outputs,
+Every model of the zoo, in its own process: prune half of every layer, record the masked model's outputs,
 speed it up, and compare; in float32 and again in float64. Torch-Pruning runs on the same models.
 """
 
@@ -33,7 +33,7 @@ from zoo import ZOO, Entry, add_transformers
 RESULT = RESULTS / "speedup_coverage.json"
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 PROCESSES = multiprocessing.get_context("forkserver")  # imports once, then forks for each model
-FLOAT32_INSIDE = 1e-5  # for models that cast to float32 whatever they are given
+FLOAT32_INSIDE = 1e-5  # for models that cast to float32 whatever their input
 
 
 def prune_and_speed_up(model: torch.nn.Module, inputs: Any) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def makes_float32(model: torch.nn.Module, inputs: Any) -> bool:
 
 
 def work(side: str, name: str, results: Connection) -> None:
-    """Run one side on one model and send a record whenever there is something to keep."""
+    """Run one side on one model and send a record whenever there is something to store."""
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)
     os.dup2(silence, 2)

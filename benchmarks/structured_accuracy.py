@@ -3,8 +3,8 @@
     ./run python benchmarks/structured_accuracy.py --dense-only   # train and keep the baselines
     ./run python benchmarks/structured_accuracy.py                # prune, fine-tune, speed up
 
-The pruned model is compared with a control: the dense model trained on with the same fine-tuning.
-Test accuracy is only read, nothing is selected by it. Baselines are kept in the data cache.
+The pruned model is compared with a control: the dense model trained further with the same fine-tuning.
+Test accuracy is not used to select anything. Baselines are kept in the data cache.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def train(
 ) -> float:
     """Train with a one-cycle schedule; return the seconds it took.
 
-    With a ``progress`` file, every epoch is kept there and a later call goes on from it.
+    With a ``progress`` file, every epoch is stored there and a later call resumes from it.
     """
     generator = torch.Generator().manual_seed(seed)
     rate = optimizer.param_groups[0]["lr"]
@@ -167,7 +167,7 @@ def dense_baseline(data: Data, seed: int, epochs: int) -> tuple[nn.Module, dict[
 def control(
     dense: nn.Module, data: Data, options: argparse.Namespace, seed: int
 ) -> dict[str, float]:
-    """The dense model with the same fine-tuning, so that more training does not pass for pruning."""
+    """The dense model with the same fine-tuning, so that more training is not mistaken for pruning."""
     model = copy.deepcopy(dense)
 
     def learn(progress: Path) -> float:
@@ -180,7 +180,7 @@ def control(
 def kept(
     key: str, model: nn.Module, data: Data, learn: Callable[[Path], float]
 ) -> dict[str, float]:
-    """Train the model, or load it when an earlier run has trained it."""
+    """Train the model, or load it if an earlier run has trained it."""
     path = cache_folder() / "checkpoints" / f"fashion_resnet_{key}.pt"
     path.parent.mkdir(exist_ok=True)
     if not path.is_file():

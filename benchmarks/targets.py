@@ -1,9 +1,9 @@
-"""One trained network in every target of Lilliput: agreement, size, and speed against float there.
+"""Export one trained network to every target of Lilliput: agreement, size, and speed relative to float.
 
     ./run python benchmarks/targets.py --json benchmarks/results/targets.json
 
-Each target's int8 file is executed in turns with the float file of the same target, in one thread, and CPU
-time is compared; what the outputs are compared with is the simulation.
+Each target's int8 file is executed alternately with the float file of the same target, on one thread, and CPU
+times are compared; the outputs are compared with the simulation.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def time_ratio(before: Callable[[], Any], after: Callable[[], Any], runs: int) -
 
 
 def measure(target: Any, case: Any, quantizer: Any, folder: Path, runs: int) -> dict[str, Any]:
-    """Return what is said of one target."""
+    """Return the figures of one target."""
     path, x = folder / f"lite0{target.suffix}", case.inputs[0]
     start = time.process_time()
     result = target.writer("torch").load()(quantizer, path, x[:2], calibration=[x[2:6]])

@@ -23,7 +23,7 @@ def call(model: torch.nn.Module, inputs: Any) -> Any:
 def latency_ratio(before: Callable[[], Any], after: Callable[[], Any], runs: int = 15) -> float:
     """Return how many times as long ``after`` takes, from the medians of interleaved runs.
 
-    One thread and CPU time: the latency that a quiet machine would show, also on a busy one.
+    One thread and CPU time: the latency of an idle machine, even on a busy one.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -45,7 +45,7 @@ def parameters(model: torch.nn.Module) -> int:
 
 
 def macs(model: torch.nn.Module, inputs: Any) -> int:
-    """Return the multiply-accumulates of one forward (convolutions and matrix products)."""
+    """Return the multiply-accumulates of one forward pass (convolutions and matrix products)."""
     with FlopCounterMode(display=False) as counter:
         call(model, inputs)
     return counter.get_total_flops() // 2

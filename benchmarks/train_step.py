@@ -1,10 +1,10 @@
-"""What masks and fake-quantized weights cost: training step / plain step, same network, same run.
+"""Measure the cost of masks and fake-quantized weights: training step / plain step, same network, same run.
 
     ./run python benchmarks/train_step.py              # eager
     ./run python benchmarks/train_step.py --compile    # torch.compile (Inductor), smaller networks
 
-Times are CPU time of the process on one thread; variants take turns in random order and the median
-of the per-round ratios is reported, so that a busy machine disturbs all of them alike.
+Times are CPU times of the process on one thread; variants alternate in random order and the median
+of the per-round ratios is reported, so that a busy machine affects all of them equally.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def make_encoder(small: bool) -> tuple[nn.Sequential, torch.Tensor]:
 
 
 def weights_of(model: nn.Module) -> list[tuple[nn.Module, str]]:
-    """The same tensors that Lilliput's rule selects."""
+    """Return the same tensors that Lilliput's rule selects."""
     found = []
     for module in model.modules():
         if isinstance(module, (nn.Conv2d, nn.Linear)):

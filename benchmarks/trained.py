@@ -1,15 +1,15 @@
-"""Trained networks at their real size, quantized, beside float and beside ONNX Runtime's own tools.
+"""Quantize trained networks of real size, compared with float and with ONNX Runtime's own tools.
 
     ./run python benchmarks/trained.py                        # needs pip install '.[bench]'
     ./run python benchmarks/trained.py --networks lite0 --rounds 11
 
-The CNNs classify 500 photos of groceries: ImageNet has no labels for them, so what counts is how often
+The CNNs classify 500 photos of groceries: ImageNet has no labels for them, so the score is how often
 the most probable class is the float network's. MiniLM finds, for each of 500 news titles, the text that
 belongs to it. stories15M reads stories (perplexity). Both tools get the same calibration data, and
 everything is executed by ONNX Runtime: scores on all test data, latency as the CPU time of one example on
-one thread, all files in turns in random order, each opened five times; a speedup is the median of the
-per-round ratios to the float file. CPU seconds are what making the file from the PyTorch model takes, for
-the peer with the float export that it starts from.
+one thread, all files alternately in random order, each opened five times; a speedup is the median of the
+per-round ratios to the float file. CPU seconds are the time to create the file from the PyTorch model, for
+the peer including the float export that it starts from.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def lilliput_file(case: Case, path: Path) -> None:
 
 
 def make_files(case: Case, folder: Path) -> tuple[dict[str, Path], dict[str, float]]:
-    """Return the files and the CPU seconds that each takes."""
+    """Return the files and the CPU seconds to create each."""
     files = {
         title: folder / f"{i}.onnx" for i, title in enumerate(("float", "Lilliput", case.peer))
     }
@@ -71,9 +71,9 @@ def make_files(case: Case, folder: Path) -> tuple[dict[str, Path], dict[str, flo
 
 
 def speedups(case: Case, paths: dict[str, Path], rounds: int) -> dict[str, dict[str, float]]:
-    """Return the speed of each file over float's, for each kind of input; "float again" is the noise.
+    """Return the speed of each file relative to float, for each kind of input; "float again" shows the noise.
 
-    Where a session happens to lie in memory changes its speed, so every file is opened several times.
+    The memory location of a session affects its speed, so every file is opened several times.
     """
     paths = paths | {"float again": paths["float"]}
     seconds: dict[str, dict[str, list[float]]] = {title: {} for title in paths}
@@ -93,7 +93,7 @@ def speedups(case: Case, paths: dict[str, Path], rounds: int) -> dict[str, dict[
 
 
 def sqnr(wanted: Tensor, outputs: Tensor) -> float:
-    """Return the power of the float outputs over that of the difference, in decibels."""
+    """Return the ratio of the power of the float outputs to that of the difference, in decibels."""
     wanted, outputs = wanted.double(), outputs.double()
     return float(10 * torch.log10(wanted.square().sum() / (outputs - wanted).square().sum()))
 
@@ -138,7 +138,7 @@ def main() -> None:
     for name in options.networks:
         with tempfile.TemporaryDirectory() as folder:
             networks[name] = measure(CASES[name](), options.rounds, Path(folder))
-    if options.networks == list(CASES):  # only what was measured in one sitting is kept
+    if options.networks == list(CASES):  # only a complete measurement is stored
         record = {"rounds": options.rounds, "tested": TESTED, "networks": networks}
         name = "trained" if "vnni" in measured()["flags"] else "trained_no_vnni"
         write_json(RESULTS / f"{name}.json", record)

@@ -1,4 +1,4 @@
-"""Trained networks at their real size, each with real inputs and what its outputs are judged by."""
+"""Trained networks of real size, each with real inputs and a score of its outputs."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ GROUPS = {"granularity": {"weight": "per_group"}, "group_size": 32}
 DYNAMIC = {"quant_bits": {"weight": 4, "input": 8}, "observer": "dynamic", **GROUPS}
 FOUR_BITS = [
     {"op_types": ["Linear"], **DYNAMIC},
-    # The inputs of these have single tokens that are much larger than all others.
+    # The inputs of these layers have single tokens that are much larger than all others.
     {"op_names": ["*.down_proj"], "quant_types": ["weight"], "quant_bits": 4, **GROUPS},
-    # The embedding as well, which has the same weights: most of what four bits lose is lost here.
+    # Also the embedding, which has the same weights: most of the loss of four bits is here.
     {"op_names": ["*lm_head"], **DYNAMIC, "group_size": 16},
 ]
 
 
 @dataclass
 class Case:
-    """A trained network, its data, and what its outputs are judged by."""
+    """A trained network, its data, and the score of its outputs."""
 
     title: str
     model: nn.Module
-    measure: str  # what `score` returns
+    measure: str  # the name of `score`
     inputs: tuple[Tensor, ...]
     calibration: list[Any]
     score: Callable[[Tensor, Tensor], float]  # (outputs, those of the float file)
@@ -54,7 +54,7 @@ class Case:
     rules: list[dict[str, Any]] = field(default_factory=lambda: INT8)
     options: dict[str, Any] = field(default_factory=dict)  # of the quantizer
 
-    lengths: tuple[int, ...] = ()  # of the sequences to be timed, where their length is open
+    lengths: tuple[int, ...] = ()  # of the sequences to time, if their length is dynamic
     batches: tuple[int, ...] = (1,)  # how many examples are timed at a time
 
     @property
@@ -63,13 +63,13 @@ class Case:
 
     @property
     def open_axes(self) -> tuple[int, ...]:
-        """The axes whose size is open in the float file: those that are open in Lilliput's."""
+        """The dynamic axes of the float file: the same as in Lilliput's."""
         if self.lengths:
             return (0, 1)
         return (0, 2, 3) if self.inputs[0].dim() == 4 else (0,)
 
     def timed(self) -> dict[str, tuple[Tensor, ...]]:
-        """Return the examples whose latency is measured, by what to call them."""
+        """Return the examples whose latency is measured, by name."""
         one = tuple(x[:1] for x in self.inputs)
         if len(self.batches) > 1:
             return {f"batch {n}": tuple(x[:n] for x in self.inputs) for n in self.batches}
@@ -147,7 +147,7 @@ def image_case(
 
 
 def decode(pictures: list[bytes], side: int) -> Tensor:
-    """Return the square in the middle of each photo in RGB, values 0 to 255."""
+    """Return the central square of each photo in RGB, values 0 to 255."""
     from PIL import Image
 
     arrays = []
@@ -177,7 +177,7 @@ def minilm_case() -> Case:
 
 
 def stories_case() -> Case:
-    tokens = windows(48, 129)[24:]  # the rules were chosen on text before these
+    tokens = windows(48, 129)[24:]  # the rules were chosen on earlier text
     return Case(
         title="stories15M",
         model=Logits(load_stories()),
@@ -193,7 +193,7 @@ def stories_case() -> Case:
 
 
 def speaker_case() -> Case:
-    """Return Resemblyzer's encoder; its first layer reads energies that 8 bits cannot tell apart."""
+    """Return Resemblyzer's encoder; its first layer reads energies that 8 bits cannot distinguish."""
     seen, unseen = halves(speech(per_voice=40))
     return Case(
         title="Resemblyzer",

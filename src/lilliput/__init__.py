@@ -1,7 +1,7 @@
 """Make trained neural networks smaller and faster.
 
-Importing this module is instant: its names are loaded when they are first used, and neither torch nor
-keras is imported before a model of theirs comes along. Users of one framework import from its façade
+Importing this module is instant: its names are loaded on first use, and neither torch nor
+keras is imported before one of their models is used. Users of one framework import from its façade
 instead: ``from lilliput.torch import LevelPruner``.
 """
 

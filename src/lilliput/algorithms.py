@@ -1,4 +1,4 @@
-"""Find algorithms by name, as files and command lines name them."""
+"""Find algorithms by the names used in files and command lines."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def list_quantizers(pattern: str = "*") -> list[str]:
 
 
 def no_such_name(module: str, name: str) -> AttributeError:
-    """Return what a missing public name raises; one that an algorithm had in NNI says today's.
+    """Return the error for a missing public name, with the current name of an algorithm of NNI.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Call what users wrote with as much as it takes."""
+"""Call users' functions with as many arguments as they take."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def call(function: Callable[..., Any], *args: Any, **extras: Any) -> Any:
-    """Call a function of the user with those extras that it has parameters for.
+    """Call a user's function with those extras that it has parameters for.
 
     Examples
     --------

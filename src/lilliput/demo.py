@@ -1,7 +1,7 @@
-"""The demo: train a small CNN on real digits, cut channels out, go over to integers, run all three.
+"""The demo: train a small CNN on real digits, cut channels out, quantize it, run all three.
 
-Run with ``./run demo`` or ``lilliput demo``. The data comes with scikit-learn. It leaves three ONNX files
-and a report in the folder ``lilliput-demo``.
+Run with ``./run demo`` or ``lilliput demo``. The data comes with scikit-learn. It writes three ONNX files
+and a report to the folder ``lilliput-demo``.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer, data: Digits
 
 
 class Journey(NamedTuple):
-    """What the demo leaves behind."""
+    """The results of the demo."""
 
     data: Digits
     groups: ChannelGroups
@@ -95,7 +95,7 @@ class Journey(NamedTuple):
 
 
 def run(say: Callable[[str], None], folder: Path) -> Journey:
-    """Train, prune, shrink, quantize, with a file of each stage."""
+    """Train, prune, shrink, quantize, and write a file at each stage."""
     torch.manual_seed(0)
     data, model = Digits(), build_model()
     batch, example = data.test[0][:BATCH], data.test[0][:2]
@@ -108,7 +108,7 @@ def run(say: Callable[[str], None], folder: Path) -> Journey:
 
     say(f"pruning {SPARSITY:.0%} of the channels over {PRUNE_EPOCHS} epochs (AGP) …")
     rule = {"op_types": ["Conv2d", "Linear"], "final_sparsity": SPARSITY, "end_epoch": PRUNE_EPOCHS}
-    rules = [rule | {"round_to": 8}]  # kernels like multiples of eight
+    rules = [rule | {"round_to": 8}]  # kernels prefer multiples of eight
     pruner = AGPPruner(model, rules, optimizer, pruning_algorithm="l1", example_inputs=example)
     pruner.compress()
     for epoch in range(PRUNE_EPOCHS):
@@ -158,7 +158,7 @@ def main(folder: str | Path = "lilliput-demo") -> Receipt:
     """Run the demo, print the receipt and write the report."""
     start, target = time.perf_counter(), Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)  # as many threads as cores only get in each other's way here
+    torch.set_num_threads(1)  # more threads would only slow it down here
     journey = run(partial(print, flush=True), target)
     receipt, points = compare(journey)
     report = build_report(

@@ -1,7 +1,7 @@
-"""Every error a user can meet, in one family.
+"""All errors for users, in one family.
 
-Catch :class:`LilliputError` to catch them all. Each subclass also derives from the built-in exception
-that its situation calls for, so ``except ValueError`` around a bad config works as well.
+Catch :class:`LilliputError` to catch them all. Each subclass also derives from the appropriate built-in
+exception, so ``except ValueError`` around a bad config works as well.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from difflib import get_close_matches
 
 from lilliput.printing import printable
 
-MOST_PROBLEMS = 200  # that are looked for in one config list
+MOST_PROBLEMS = 200  # reported for one config list
 
 
 class LilliputError(Exception):
-    """Base of all errors raised on purpose by Lilliput."""
+    """Base class of all errors that Lilliput raises deliberately."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong in a config list.
+    """One problem in a config list.
 
     Parameters
     ----------
     path : str
-        Where, as a reader would say it: ``"rule 2 → op_types"``.
+        The location in readable form: ``"rule 2 → op_types"``.
     message : str
         What was received, what was expected, and the fix.
     is_unmatched : bool
-        Whether it is only that nothing in the model has such a name or type.
+        Whether the only problem is that nothing in the model has such a name or type.
     """
 
     path: str
@@ -53,7 +53,7 @@ class ConfigError(LilliputError, ValueError):
     def __init__(self, problems: Iterable[Problem] | str, title: str = "") -> None:
         found = [Problem("", problems)] if isinstance(problems, str) else list(problems)
         self.problems: tuple[Problem, ...] = tuple(found)
-        # A value or a name of the user's must not reach the terminal as an escape sequence.
+        # A value or name from the user must not reach the terminal as an escape sequence.
         title = printable(title)
         lines = [printable(problem) for problem in found]
         if len(lines) == 1:
@@ -67,7 +67,7 @@ class ConfigError(LilliputError, ValueError):
 
 
 class UnsupportedModelError(LilliputError, TypeError):
-    """The model, or one layer of it, cannot be compressed as asked; the message names the layer."""
+    """The model, or one layer of it, cannot be compressed as requested; the message names the layer."""
 
 
 class StageError(LilliputError, RuntimeError):
@@ -75,7 +75,7 @@ class StageError(LilliputError, RuntimeError):
 
 
 class NothingToCutError(StageError):
-    """``speedup`` found no channel that is zero in all the parameters that make, scale or read it."""
+    """``speedup`` found no channel that is zero in all the parameters that produce, scale or read it."""
 
 
 class AlgorithmError(LilliputError, ValueError):

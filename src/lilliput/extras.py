@@ -1,4 +1,4 @@
-"""Packages that Lilliput works with but does not install: import them, or say how to get them."""
+"""Optional packages: import them, or say how to install them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def require(name: str, message: str) -> Any:
     """Import an optional module and return it.
 
     An error inside an installed package, such as a missing shared library or a folder that shadows
-    it, is passed on as what it is.
+    it, is passed on unchanged.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def is_installed(name: str) -> bool:
     """
     try:
         return find_spec(name) is not None
-    except ValueError:  # a module that was made by hand and has no spec
+    except ValueError:  # a module that was created by hand and has no spec
         return True
 
 

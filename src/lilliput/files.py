@@ -14,15 +14,15 @@ from pathlib import Path
 from lilliput.errors import WriteError
 
 TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.lilliput")
-# No writer is known to need as long between two of its files, or between two writes to one.
+# No writer is known to need this long between two of its files, or between two writes to one.
 STALE_SECONDS = 3600.0
 _LOCK_SECONDS = 10.0
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write ``data`` to ``path`` in one step: readers see all of it or the previous file.
+    """Write ``data`` to ``path`` atomically: readers see all of it or the previous file.
 
-    The bytes go to a hidden temporary file beside the target, are forced to disk, and the temporary
+    The bytes are written to a hidden temporary file next to the target and synced to disk, and the temporary
     file is renamed over the target. An existing file keeps its permissions; a symbolic link stays
     a link and the file behind it is replaced. Temporary files that killed processes left in the
     folder are removed.
@@ -60,7 +60,7 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def make_folder(path: str | os.PathLike[str]) -> Path:
-    """Create a folder and those it is in, if they are not there yet, and return its path."""
+    """Create a folder and its parents, if necessary, and return its path."""
     try:
         Path(path).mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
@@ -75,12 +75,12 @@ def make_folder(path: str | os.PathLike[str]) -> Path:
 def remove_stale(
     folder: Path, pattern: re.Pattern[str], keep: str = "", seconds: float = STALE_SECONDS
 ) -> None:
-    """Remove files that fit ``pattern`` and that no living process can still be writing.
+    """Remove files that match ``pattern`` and that no running process can still be writing.
 
-    That is those of an hour ago or older and, where the system has locks, without a lock. Where files
-    belong to one process at a time, the lock says enough, and fewer seconds may be given.
+    These are files at least an hour old and, if the system has locks, without a lock. If files
+    belong to one process at a time, the lock is sufficient, and fewer seconds may be given.
     """
-    with contextlib.suppress(OSError):  # tidying up must never be what fails
+    with contextlib.suppress(OSError):  # cleaning up must never be what fails
         for entry in os.scandir(folder):
             if pattern.fullmatch(entry.name) and entry.name != keep:
                 with contextlib.suppress(OSError):
@@ -90,10 +90,10 @@ def remove_stale(
 
 @contextlib.contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
-    """Let processes that write several files of one folder do so one after the other.
+    """Serialize processes that write several files of one folder.
 
-    Where there are no locks, or another process holds it for long, this goes on without: what is
-    written is still sound, but a file that nothing refers to may be left.
+    Without locks, or if another process holds the lock for long, this continues without it: the files are
+    still valid, but an unreferenced file may be left.
     """
     descriptor = None
     try:
@@ -109,13 +109,14 @@ def locked_folder(folder: Path) -> Iterator[None]:
 
 
 def _replace(target: Path, data: bytes) -> None:
-    # Cut, because the name with its suffix must fit into the 255 bytes that file systems allow.
+    # Shortened, because the name with its suffix must fit into the 255 bytes that file systems
+    # allow.
     name = f".{target.name[:48]}.{secrets.token_hex(8)}.lilliput"
     temporary = target.with_name(name)
-    # Unlike tempfile.mkstemp, this gives a new file the permissions that the umask asks for.
+    # Unlike tempfile.mkstemp, this gives a new file the permissions of the umask.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     descriptor = os.open(temporary, flags, 0o666)
-    # The lock lives as long as one of the two descriptors: until the file has its name.
+    # The lock lasts as long as one of the two descriptors: until the file has its name.
     held = os.dup(descriptor) if _lock(descriptor) else None
     try:
         with open(descriptor, "wb") as file:
@@ -147,7 +148,7 @@ def _is_stale(entry: os.DirEntry[str], seconds: float) -> bool:
 
 
 def _lock(descriptor: int) -> bool:
-    """Lock an open file without waiting; False if another one has it, or if there are no locks."""
+    """Lock an open file without waiting; False if it is locked, or if there are no locks."""
     try:
         import fcntl
 

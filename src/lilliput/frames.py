@@ -1,4 +1,4 @@
-"""Tell the user's code in a traceback from that of packages, by where the packages really are."""
+"""Distinguish the user's code in a traceback from that of packages, by where the packages are installed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_code_of(filename: str, *packages: ModuleType) -> bool:
 
 @cache
 def is_inside(filename: str, folder: str) -> bool:
-    """Whether a file lies in a folder, links resolved; code without a file, ``<string>``, does not."""
+    """Whether a file is in a folder, with links resolved; False for code without a file (``<string>``)."""
     if filename.startswith("<"):
         return False
     return Path(filename).resolve().is_relative_to(Path(folder).resolve())

@@ -1,4 +1,4 @@
-"""Modules whose names are loaded when they are first used."""
+"""Modules whose names are loaded on first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nested values as JSON that gives them back exactly, with the tensors in a store of their own."""
+"""Nested values as JSON from which they can be restored exactly, with tensors in a separate store."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def pack(value: Any, path: str, store: dict[str, Any], is_tensor: Callable[[Any]
 
 
 def unpack(value: Any, store: Mapping[str, Any], title: str = "the checkpoint is") -> Any:
-    """Return the value that :func:`pack` described; ``title`` begins the message if there is none."""
+    """Return the value that :func:`pack` described; ``title`` starts the message if it is invalid."""
     try:
         return _unpack(value, store)
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:

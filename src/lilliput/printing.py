@@ -6,7 +6,8 @@ Everything that prints a name from a model or a value from a config goes through
 from __future__ import annotations
 
 LIMIT = 80
-# What makes a cell a formula in Excel and LibreOffice; and the quote itself, so that it can be undone.
+# Characters that make a cell a formula in Excel and LibreOffice; and the quote itself, so that it
+# can be undone.
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n", "'")
 
 
@@ -14,7 +15,7 @@ def printable(text: object) -> str:
     r"""Return text with everything escaped that a terminal would act upon or hide.
 
     Control characters, escape sequences, line breaks and marks that change the direction of writing
-    come out as Python would write them in a string; letters of all scripts stay.
+    are written as in a Python string; letters of all scripts are kept.
 
     Examples
     --------
@@ -45,7 +46,7 @@ def shown(value: object, limit: int = LIMIT) -> str:
 
 
 def csv_cell(text: str) -> str:
-    """Return a text for a CSV file that spreadsheets do not take for a formula.
+    """Return a text for a CSV file that spreadsheets do not interpret as a formula.
 
     Examples
     --------

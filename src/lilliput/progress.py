@@ -1,4 +1,4 @@
-"""Progress where somebody looks: a bar on a terminal, one line in a notebook, a few lines in a log."""
+"""Progress for interactive use: a bar on a terminal, one line in a notebook, a few lines in a log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, TextIO
 log = logging.getLogger("lilliput")
 
 _IN_A_LOG = 30.0  # seconds between two lines of a log
-_IN_PLACE = 0.1  # seconds between two changes of a line that is written over
+_IN_PLACE = 0.1  # seconds between two updates of a line that is overwritten
 
 
 def track(items: Iterable[Any], text: str, show: bool = True) -> Iterator[Any]:
@@ -47,7 +47,7 @@ def track(items: Iterable[Any], text: str, show: bool = True) -> Iterator[Any]:
 def is_notebook() -> bool:
     """Whether output goes to the cell of a notebook.
 
-    rich needs ipywidgets there, and warns without them; a line that is written over needs nothing.
+    rich needs ipywidgets there, and warns without them; an overwritten line needs nothing.
     """
     if "IPython" not in sys.modules:
         return False
@@ -56,26 +56,26 @@ def is_notebook() -> bool:
 
 
 class Line:
-    """Text with a count: written over on a terminal and in a notebook, new lines in a log.
+    """Text with a count: overwritten on a terminal and in a notebook, new lines in a log.
 
     Parameters
     ----------
     text : str
-        What is done.
+        The description.
     total : int, optional
-        How many items there are.
+        The number of items.
     """
 
     def __init__(self, text: str, total: int | None) -> None:
         self.text, self.total, self.done = text, total, 0
-        # What comes to stderr is red in a notebook, as if something had failed.
+        # stderr is red in a notebook, as if something had failed.
         self.stream: TextIO = sys.stdout if is_notebook() else sys.stderr
         self.is_over = is_notebook() or self.stream.isatty()
         self.start = self.shown = time.monotonic()
         self.width = 0
 
     def advance(self) -> None:
-        """Record that one item more is done."""
+        """Record that one more item is done."""
         self.done += 1
         now = time.monotonic()
         if now - self.shown >= (_IN_PLACE if self.is_over else _IN_A_LOG):
@@ -83,7 +83,7 @@ class Line:
             self._write(now)
 
     def close(self) -> None:
-        """Remove a line that was written over; what a log says stays."""
+        """Remove an overwritten line; lines of a log are kept."""
         if self.is_over and self.width:
             self.stream.write(f"\r{' ' * self.width}\r")
             self.stream.flush()
@@ -98,7 +98,7 @@ class Line:
 
 @contextmanager
 def quiet(is_quiet: bool = True) -> Iterator[None]:
-    """Keep warnings back where one step follows another and the first has given them."""
+    """Suppress repeated warnings of consecutive steps, after the first one has issued them."""
 
     def is_grave(record: logging.LogRecord) -> bool:
         return not is_quiet or record.levelno >= logging.ERROR

@@ -1,7 +1,7 @@
 """The public names: where each one is defined, and from which module users import it.
 
-``lilliput``, ``lilliput.torch`` and ``lilliput.keras`` hold nothing of their own: a name is loaded from its
-home when it is first used, so that importing them is quick. Type checkers read the ``.pyi`` files beside
+``lilliput``, ``lilliput.torch`` and ``lilliput.keras`` define nothing themselves: a name is loaded from its
+home on first use, so that importing them is fast. Type checkers read the ``.pyi`` files next to
 them, which ``python -m lilliput.stubs`` writes from this table.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 TOP, TORCH, KERAS = "lilliput", "lilliput.torch", "lilliput.keras"
 ALL, BOTH, NOT_KERAS = (TOP, TORCH, KERAS), (TORCH, KERAS), (TOP, TORCH)
 
-# What is imported from where, its home, and the names.
+# The modules that export the names, their home, and the names.
 TABLE: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (ALL, "lilliput.config.layer", "LayerInfo QuantType"),
     ((TOP,), "lilliput.config.spec", "BitsRule PruneRule QuantRule Rule ScheduledPruneRule"),
@@ -150,14 +150,14 @@ def lazily(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], 
 
 
 def _unlisted(module: str) -> dict[str, str]:
-    """Return algorithms for torch, which say so when they are used with Keras, not when imported."""
+    """Return algorithms for torch, which raise when they are used with Keras, not when imported."""
     rows = [row for row in TABLE if row[0] == NOT_KERAS and module == KERAS]
     return {name: home for _, home, names in rows for name in names.split()}
 
 
 def _unknown(module: str, name: str) -> AttributeError:
-    """Return what a name raises that is not public; one that NNI had says today's."""
-    if name[:1].isupper():  # else a submodule, or what tools ask every module for
+    """Return the error for a name that is not public, with the current name if NNI had it."""
+    if name[:1].isupper():  # otherwise a submodule, or a name that tools look up on every module
         error: AttributeError = import_module("lilliput.algorithms").no_such_name(module, name)
         return error
     return AttributeError(f"module {module!r} has no attribute {name!r}")

@@ -26,12 +26,12 @@ class Registry:
     Parameters
     ----------
     kind : str
-        What is registered: ``"pruner"``, ``"quantizer"`` or ``"factorizer"``. A name may leave it
-        out: ``get("level")`` finds ``LevelPruner``.
+        What is registered: ``"pruner"``, ``"quantizer"`` or ``"factorizer"``. A name may omit it:
+        ``get("level")`` finds ``LevelPruner``.
     group : str
         Entry-point group through which other packages add theirs; read on the first lookup.
     package : str
-        Where Lilliput's own are, each in a module of its own; imported on the first lookup.
+        The package of Lilliput's own algorithms, one module each; imported on the first lookup.
 
     Examples
     --------
@@ -53,7 +53,7 @@ class Registry:
         self._plugins_loaded = False
 
     def register(self, name: str, *aliases: str) -> Callable[[Class], Class]:
-        """Return a class decorator that enters the class under ``name``, its class name and aliases."""
+        """Return a class decorator that registers the class under ``name``, its class name and aliases."""
 
         def enter(cls: Class) -> Class:
             if not cls.__module__.startswith(f"{self.package}."):
@@ -95,7 +95,7 @@ class Registry:
         return sorted(name for name in self._classes if fnmatchcase(name, pattern))
 
     def names_of(self, cls: type) -> list[str]:
-        """Return every normalised name under which ``cls`` can be asked for."""
+        """Return every normalized name under which ``cls`` can be found."""
         names = [name for name, known in self._classes.items() if known is cls]
         return sorted(alias for alias, name in self._aliases.items() if name in names)
 
@@ -122,7 +122,7 @@ class Registry:
                 try:
                     self.register(plugin.name)(plugin.load())
                 except Exception as error:
-                    # One broken package must not stop the others; asking for it says why.
+                    # One broken package must not stop the others; looking it up raises the reason.
                     self._broken[normalize(plugin.name)] = f"{plugin.value}: {error!r}"
 
 

@@ -1,7 +1,7 @@
 """A folder with a JSON document and the tensors that it names, safe against crashes and damage.
 
-The tensors are in a file that is named after their content. The JSON is written last, in one step, so that
-a crash at any moment leaves the old pair or the new one; a checksum finds damage.
+The tensors are in a file that is named after their content. The JSON is written last, atomically, so that
+a crash at any moment leaves the old pair or the new one; a checksum detects damage.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ MODEL_FILE = re.compile(r"model-[0-9a-f]{16}\.safetensors")
 
 
 class Strict(BaseModel):
-    """The base of what is read from files: nothing extra, nothing converted."""
+    """Base class of what is read from files: nothing extra, nothing converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class StateFile(Strict):
-    """The tensors of a state, as its document names them."""
+    """The tensors of a state, as named in its document."""
 
-    # Saving again removes this file: it must not be any other of the folder.
+    # Saving again removes this file, so it must not be any other file of the folder.
     file: Annotated[str, Field(pattern=f"^{STATE_FILE.pattern}$")]
     sha256: str
 
 
 class ModelFile(Strict):
-    """The weights of a model, as its document names them."""
+    """The weights of a model, as named in its document."""
 
     file: Annotated[str, Field(pattern=f"^{MODEL_FILE.pattern}$")]
     sha256: str
@@ -54,7 +54,7 @@ def digest_of(data: bytes) -> str:
 
 
 def file_of(kind: type[File], data: bytes) -> File:
-    """Return how a document names tensors.
+    """Return the entry for tensors in a document.
 
     Examples
     --------
@@ -72,7 +72,7 @@ def write_pair(folder: Path, name: str, document: str, tensors: str, data: bytes
 
 
 def read_document(folder: Path, kind: type[Document], what: str, name: str = NAME) -> Document:
-    """Return the JSON of a folder; refuse one that is damaged or from the future."""
+    """Return the JSON of a folder; raise if it is damaged or from a newer version."""
     path = folder / name
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -91,7 +91,7 @@ def read_document(folder: Path, kind: type[Document], what: str, name: str = NAM
 
 
 def read_tensors(path: Path, sha256: str, what: str) -> bytes:
-    """Return the bytes of a file of tensors; refuse one that is missing or damaged."""
+    """Return the bytes of a file of tensors; raise if it is missing or damaged."""
     try:
         data = path.read_bytes()
     except OSError as error:

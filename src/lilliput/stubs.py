@@ -1,4 +1,4 @@
-"""Write the ``.pyi`` files from which type checkers know the public names: ``python -m lilliput.stubs``."""
+"""Write the ``.pyi`` files that declare the public names for type checkers: ``python -m lilliput.stubs``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lilliput.public import ALL, TOP, homes_of
 
 
 def stub_of(module: str) -> str:
-    """Return what type checkers are to see of a public module.
+    """Return the declarations of a public module for type checkers.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The short table that an object shows at the end of a notebook cell."""
+"""The short table that represents an object at the end of a notebook cell."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def html_table(
     notes : iterable of str
         Lines below the table, in small print.
     most_rows : int
-        How many rows to show; what is left out is counted in a last row.
+        How many rows to show; the others are counted in a last row.
 
     Examples
     --------

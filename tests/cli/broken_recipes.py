@@ -348,7 +348,7 @@ def a_wrong_order(draw):
     return (*dump(draw, value), ["step 1", "step 2", "step 3"])
 
 
-@fixed_by("or more, or leave end_epoch out")
+@fixed_by("or more, or omit end_epoch")
 def a_schedule_that_does_not_end(draw):
     value = copy.deepcopy(RECIPE)
     value["steps"][0]["config"][0]["end_epoch"] = draw.randrange(5, 90)

@@ -116,7 +116,7 @@ def test_what_is_exported_is_a_table(kind, expected, tmp_path):
 def test_a_model_is_needed():
     with pytest.raises(ConfigError, match="a dependency needs model and dummy_input"):
         ChannelDependency(traced_model=object())
-    with pytest.raises(ConfigError, match="give masks, model and dummy_input"):
+    with pytest.raises(ConfigError, match="pass masks, model and dummy_input"):
         fix_mask_conflict({}, Concat(), X)
 
 

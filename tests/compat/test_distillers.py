@@ -75,7 +75,7 @@ def test_a_distiller_without_a_teacher_or_an_evaluator_says_what_is_missing():
     with pytest.raises(ConfigError, match="teacher_model is missing"):
         DynamicLayerwiseDistiller(model, [{"op_names": ["1"]}])
     distiller = DynamicLayerwiseDistiller(model, [{"op_names": ["1"]}], None, teacher, predict)
-    with pytest.raises(StageError, match="takes an evaluator"):
+    with pytest.raises(StageError, match="requires an evaluator"):
         distiller.compress(max_steps=1, max_epochs=None)
     with pytest.raises(ConfigError, match="expected a pruner"):
         DynamicLayerwiseDistiller.from_compressor(None, [], teacher, predict)

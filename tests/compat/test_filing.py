@@ -48,7 +48,7 @@ def test_files_may_have_any_name(pruner, tmp_path, name, kind):
 
 
 def test_a_folder_in_place_of_a_file_is_refused(pruner, tmp_path):
-    with pytest.raises(ExportError, match="it is a folder; give the path of a file"):
+    with pytest.raises(ExportError, match="it is a folder; pass the path of a file"):
         pruner.export_model(tmp_path)
     with pytest.raises(ExportError, match="its folder does not exist"):
         pruner.export_model(tmp_path / "none" / "model.pth")

@@ -164,7 +164,7 @@ def test_the_trials_are_as_many_as_the_temperatures_say():
         (lambda: first("NetAdaptPruner")(net(), RULES, evaluator=None), "evaluator is missing"),
         (
             lambda: first("SimulatedAnnealingPruner")(net(), RULES, len, base_algo="taylor"),
-            "received 'taylor' .*expected one that looks at nothing but weights: level",
+            "received 'taylor' .*expected one that uses only weights: level",
         ),
         (
             lambda: first("SimulatedAnnealingPruner")(net(), RULES, len, optimize_mode="max"),
@@ -200,7 +200,7 @@ def test_the_trials_are_as_many_as_the_temperatures_say():
         ),
         (
             lambda: second("AMCPruner")(1, net(), TOTAL, None, len),
-            "dummy_input and evaluator are needed",
+            "dummy_input and evaluator are required",
         ),
         (
             lambda: second("AMCPruner")(1, net(), TOTAL, torch.zeros(2, 8), len, target="latency"),

@@ -377,7 +377,7 @@ def test_parts_of_a_transformer_layer_are_seen_in_the_teacher_as_well():
 @pytest.mark.parametrize(
     ("output", "rules", "words"),
     [
-        (torch.zeros(4, 3, 5), [{}], "say where its classes lie"),
+        (torch.zeros(4, 3, 5), [{}], "specify the axis of its classes"),
         (torch.zeros(4, 1), [{}], "a single class"),
         (torch.full((4, 5), 0.2), [{}], "are probabilities"),
         (torch.zeros(4, 5), [{"axis": 3}], "along axis 3, but has shape"),

@@ -268,7 +268,7 @@ def test_a_buffer_of_another_shape_is_refused_instead_of_broadcast():
     source, target = make_pruner(), make_pruner()
     source.set_wrappers_attribute("range", torch.zeros(1))
     target.set_wrappers_attribute("range", torch.zeros(4))
-    with pytest.raises(StateError, match=r"0 → range: shape \[1\], here it is \[4\]"):
+    with pytest.raises(StateError, match=r"0 → range: shape \[1\], expected \[4\]"):
         target.load_state(source.state())
 
 
@@ -432,7 +432,7 @@ def test_a_bias_mask_for_a_layer_without_bias_is_refused():
         ),
         (
             lambda s: s.layers["0"]["values"].update(updated_epoch=-2),
-            "expected a whole number from -1",
+            "expected an integer from -1",
         ),
         (lambda s: s.layers["0"]["values"].update(updated_epoch=True), "expected a int"),
         (lambda s: s.layers["0"]["values"].update(evil=1), "0 → evil: unknown here"),

@@ -146,7 +146,7 @@ def test_other_public_names_are_in_the_reference(pages):
 def test_entries_show_docstrings_without_the_markup_of_another_language(pages, site):
     text = " ".join(pages[site / "reference" / "pruning.html"].text)
     assert "Prune each layer's smallest weights in one shot, to an exact sparsity." in text
-    assert "The plainest pruner there is" in text  # the story of its module
+    assert "The simplest pruner: in every layer" in text  # the story of its module
     assert not re.search(r":(class|func|meth|mod):", text)
 
 

@@ -144,7 +144,7 @@ def test_what_cannot_be_done_is_refused_and_nothing_changes():
     with pytest.raises(AlgorithmError, match="NaN or infinity"):
         SVDFactorizer(model, [{"rank": 2}]).compress()
     assert type(model[0]) is nn.Linear
-    with pytest.raises(StageError, match="no state beside the model"):
+    with pytest.raises(StageError, match="no state besides the model"):
         SVDFactorizer(model, [{"rank": 2}]).state()
     handle = model[0].register_forward_hook(lambda *_: None)
     with pytest.raises(ConfigError, match="has hooks"):

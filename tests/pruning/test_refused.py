@@ -24,7 +24,7 @@ CASES = [
         RigLPruner,
         {"granularity": "2:4", "total_sparsity": 0.5},
         STEPS,
-        "sparsity of 0.5 in each layer; leave 'total_sparsity' out",
+        "sparsity of 0.5 in each layer; omit 'total_sparsity'",
     ),
     (MovementPruner, HALF, {}, "cool_down_beginning_step: received None"),
     (MovementPruner, HALF, {**END, "warm_up_step": -1}, "warm_up_step: received -1"),

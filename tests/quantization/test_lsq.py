@@ -309,7 +309,7 @@ def test_lbfgs_trains_weights_and_scales():
     for _ in range(5):
         optimizer.step(closure)
     assert losses[-1] < losses[0] and not torch.equal(scale, before)
-    with pytest.raises(ConfigError, match="this LBFGS has made steps without the scales"):
+    with pytest.raises(ConfigError, match="this LBFGS has made steps without the learned scales"):
         other = LSQPlusQuantizer(quantizer.strip(), [{"quant_types": ["weight"]}], optimizer)
         other.compress()
 

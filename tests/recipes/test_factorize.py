@@ -128,7 +128,7 @@ def test_a_run_with_compressors_on_its_model_is_refused(tmp_path):
     rules = [{"op_types": ["Linear"], "sparsity": 0.5}]
     run(recipe({"prune": "level", "config": rules}), tmp_path / "first", progress=False)
     again = {**recipe(FACTORIZE), "model": str(tmp_path / "first")}
-    with pytest.raises(ConfigError, match="pruners or quantizers on its model"):
+    with pytest.raises(ConfigError, match="pruners or quantizers attached"):
         run(again, tmp_path / "second", progress=False)
 
 

@@ -147,7 +147,7 @@ STEPS = [{"export": "onnx", "file": "a.onnx"}]
         ),
         (
             [{"prune": "agp", "epochs": 2, "config": [{"final_sparsity": 0.5, "end_epoch": 9}]}],
-            "set epochs to 9 or more, or leave end_epoch out",
+            "set epochs to 9 or more, or omit end_epoch",
         ),
     ],
 )

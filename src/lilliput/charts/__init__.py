@@ -1,1 +1,1 @@
-"""All drawings, as SVG from plain data: of the report's page, and as files of their own."""
+"""All drawings, as SVG from plain data: for the report's page, and as separate files."""

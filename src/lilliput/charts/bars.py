@@ -1,4 +1,4 @@
-"""Small bars, in cells and beside figures."""
+"""Small bars, in cells and next to figures."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from lilliput.charts.svg import short
 
 
 def draw_bar(after: float, before: float | None = None) -> str:
-    """Return a bar over the full width: what is left on what there was, both as shares of 1.
+    """Return a bar over the full width: the rest over the original, both as shares of 1.
 
-    It repeats the number next to it, so it is hidden from readers.
+    It repeats the number next to it, so it is hidden from screen readers.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The colours of the page, once for light and once for dark; a test checks their contrast."""
+"""The colours of the page, for light and for dark mode; a test checks their contrast."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ LIGHT = {
     "paper": "#faf9f6",  # behind everything
     "card": "#ffffff",  # behind tables and drawings
     "ink": "#1d2126",  # text
-    "soft": "#5a636d",  # text that steps back
+    "soft": "#5a636d",  # secondary text
     "line": "#e5e2da",  # hairlines
     "axis": "#a9a69e",
-    "accent": "#0b6b69",  # what came out, links, focus
+    "accent": "#0b6b69",  # the result, links, focus
     "wash": "#dcecea",  # a light fill of the accent
-    "before": "#858b93",  # what there was
-    "faint": "#e4e5e6",  # a light fill of what there was
+    "before": "#858b93",  # the original
+    "faint": "#e4e5e6",  # a light fill of the original
     "warn": "#8f5200",
 }
 DARK = {
@@ -31,7 +31,7 @@ DARK = {
     "warn": "#e5ad57",
 }
 
-# Lines that have names; the same eight in both, each readable as text on its card.
+# Named lines; the same eight in both modes, each readable as text on its card.
 SERIES_LIGHT = (
     *("#00659e", "#b84500", "#00734f", "#a03a74", "#7a5d00", "#a8203a", "#6540a5", "#664d2a"),
 )
@@ -67,7 +67,7 @@ def variables(is_dark: bool) -> str:
 
 
 def resolved(style: str, is_dark: bool) -> str:
-    """Return CSS with its colours written out; few programs but browsers know variables.
+    """Return CSS with its colours written out, because few programs except browsers support variables.
 
     Examples
     --------

@@ -39,15 +39,15 @@ _STYLE = (
 def draw_curves(curves: Curves, baseline: float, limit: float | None = None) -> str:
     """Return a drawing of sparsity against metric, a line per layer.
 
-    Up to eight layers all have a colour and a name. Of more, the most sensitive six do, and the others
-    are grey; a pointer over a line shows its name.
+    Up to eight layers all have a colour and a name. With more, the most sensitive six do, and the others
+    are grey; hovering over a line shows its name.
 
     Parameters
     ----------
     curves : mapping
-        ``{layer: {sparsity: metric}}``; a metric that is not a number ends its line.
+        ``{layer: {sparsity: metric}}``; a NaN metric ends its line.
     baseline : float
-        Metric of the unpruned model, where every line begins.
+        Metric of the unpruned model, where every line starts.
     limit : float, optional
         The metric that is still good enough, drawn as a dashed line.
 
@@ -90,7 +90,7 @@ def _points(curve: Mapping[float, float], baseline: float) -> list[Point]:
 
 
 def _robustness(points: Sequence[Point], limit: float | None) -> tuple[float, float]:
-    """Return what sorts lines: where they cross the limit, and how little they leave the baseline."""
+    """Return the sort key of lines: where they cross the limit, and how little they leave the baseline."""
     baseline, crossing = points[0][1], math.inf
     for (start, before), (end, after) in pairwise(points):
         if limit is not None and (after - limit) * (baseline - limit) < 0:

@@ -1,4 +1,4 @@
-"""The channel groups of a report as a map of metro lines."""
+"""The channel groups of a report as a metro map."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def draw_groups(groups: Sequence[ChannelGroup], order: Sequence[str] = ()) -> str:
-    """Return the map; ``order`` names the layers as the model has them.
+    """Return the map; ``order`` names the layers in the order of the model.
 
     Examples
     --------

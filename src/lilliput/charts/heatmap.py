@@ -13,20 +13,20 @@ if TYPE_CHECKING:
 
 _WIDTH, _HEIGHT = 960, 28
 _STEPS = 6
-QUIET, LOUD = 45.0, 15.0  # dB: no noise to speak of, and so much that it may hurt
+QUIET, LOUD = 45.0, 15.0  # dB: negligible noise, and enough to be harmful
 
 
 @dataclass(frozen=True)
 class Strip:
-    """One figure of all layers, as shares from 0 to 1 of a ramp of colours."""
+    """One figure of all layers, as shares from 0 to 1 of a colour ramp."""
 
     label: str
-    ramp: str  # 'k' for what is kept, 'n' for noise
+    ramp: str  # 'k' for kept weights, 'n' for noise
     shares: Sequence[float | None]
 
 
 def find_strips(layers: Sequence[LayerRow]) -> list[Strip]:
-    """Return what is known of the layers: kept weights, and the noise of each quantized tensor."""
+    """Return the available strips: kept weights, and the noise of each quantized tensor."""
     strips = [Strip("weights kept", "k", [row.kept for row in layers])]
     for target in ("weight", "input", "output"):
         noise = [_noise(row.sqnr.get(target)) for row in layers]
@@ -35,7 +35,7 @@ def find_strips(layers: Sequence[LayerRow]) -> list[Strip]:
 
 
 def draw_strip(strip: Strip, layers: Sequence[LayerRow], number: int) -> str:
-    """Return one strip; it is as wide as the page allows, and always as high.
+    """Return one strip, as wide as the page allows, with a fixed height.
 
     Examples
     --------
@@ -81,7 +81,7 @@ def step_of(share: float) -> int:
 
 
 def _noise(decibel: float | None) -> float | None:
-    """Return how loud the noise is, from 0 to 1."""
+    """Return the noise level, from 0 to 1."""
     if decibel is None:
         return None
     return min(max((QUIET - decibel) / (QUIET - LOUD), 0.0), 1.0)

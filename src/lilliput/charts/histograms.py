@@ -1,4 +1,4 @@
-"""Two histograms over one another: how values were spread, and how they are."""
+"""Two overlaid histograms: the distribution of values before and after."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WIDTH, _HEIGHT, _BASE = 260, 104, 84
 
 
 def draw_pair(pair: HistogramPair, key: str) -> str:
-    """Return a small drawing: what there was as an area, what came out as a line.
+    """Return a small drawing: the original as an area, the result as a line.
 
     Examples
     --------
@@ -45,7 +45,7 @@ def draw_pair(pair: HistogramPair, key: str) -> str:
 
 
 def ceiling(pair: HistogramPair) -> float:
-    """Return the share that reaches the top: a single tall bin may be cut off.
+    """Return the share at the top of the axis: a single tall bin may be clipped.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Sensitivity curves: how the metric falls as one layer loses more and more."""
+"""Sensitivity curves: the metric as one layer is pruned more and more."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAMED = 8
 
 @dataclass(frozen=True)
 class Frame:
-    """A drawing of shares (0 to 1, to the right) against a metric: its size, and where the plot is."""
+    """A drawing of a metric by shares (0 to 1, to the right): its size, and the position of the plot."""
 
     width: int
     height: int
@@ -37,7 +37,7 @@ class Frame:
     bottom: int
 
     def scale(self, low: float, high: float) -> Scale:
-        """Return how points are placed, for metrics in a range."""
+        """Return the function that places points, for metrics in a range."""
 
         def place(point: Point) -> Point:
             share = (point[1] - low) / (high - low)
@@ -72,7 +72,7 @@ _FRAME = Frame(600, 330, left=58, right=592, top=26, bottom=280)
 
 
 def rank(curves: Sequence[Curve]) -> list[Curve]:
-    """Return curves by how much they move, the most sensitive layer first."""
+    """Return curves by how much they change, the most sensitive layer first."""
     return sorted(curves, key=lambda curve: -moved_area(_points(curve)))
 
 
@@ -108,7 +108,7 @@ def _points(curve: Curve) -> list[Point]:
 
 
 def moved_area(points: Sequence[Point]) -> float:
-    """Return the area between a curve, prolonged to the right edge, and where it begins.
+    """Return the area between a curve, extended to the right edge, and its start.
 
     >>> round(moved_area([(0.0, 1.0), (0.5, 0.8)]), 3)
     0.15

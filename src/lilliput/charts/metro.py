@@ -1,8 +1,8 @@
-"""A map of metro lines: layers in a column, and a line past all layers that belong together.
+"""A metro map: layers in a column, and a line past all layers that belong together.
 
-A filled dot: the layer makes the channels of a group. A ring: it reads them. Both: a filled ring. A small
+A filled dot: the layer produces the channels of a group. A ring: it reads them. Both: a filled ring. A small
 dot: it scales or shifts them, as norms do. Grey layers keep all their channels, for the reason written
-next to them. A pointer over a name or a line shows the rest.
+next to them. Hovering over a name or a line shows the rest.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ fill:none;stroke:currentColor;stroke-linecap:round;stroke-width:2.5}
 
 @dataclass(eq=False)
 class Row:
-    """A layer, and what is written to its right, each text with the class of its look."""
+    """A layer, and the texts to its right, each with its CSS class."""
 
     name: str
     shape: str = ""
@@ -49,7 +49,7 @@ class Row:
 
 @dataclass(eq=False)
 class Track:
-    """A group as a line: by their numbers, the rows that make, read and pass on its channels."""
+    """A group as a line: the numbers of the rows that produce, read and pass on its channels."""
 
     size: int  # units
     label: str  # written next to its first row
@@ -62,17 +62,17 @@ class Track:
 
     @property
     def stops(self) -> list[int]:
-        """The rows where it stops, from above."""
+        """The rows where it stops, from the top."""
         return sorted({*self.makes, *self.reads, *self.passes})
 
     @property
     def start(self) -> int:
-        """The row where its label is."""
+        """The row of its label."""
         return (self.makes or self.stops)[0]
 
 
 def units_of(size: int, rows: int | None) -> str:
-    """Return how large a group is, in words."""
+    """Return the size of a group as text."""
     return f"{size} units" + (f" in {rows} rows" if rows else "")
 
 
@@ -89,7 +89,7 @@ def draw_map(rows: Sequence[Row], tracks: Iterable[Track]) -> str:
 
 
 def draw_map_file(rows: Sequence[Row], tracks: Iterable[Track], notes: Sequence[str]) -> str:
-    """Return the map as a file of its own, with a title, a legend and notes below."""
+    """Return the map as a separate file, with a title, a legend and notes below."""
     return _Canvas(rows, tracks, top=76).as_file(notes)
 
 
@@ -109,7 +109,7 @@ def _lay_out(tracks: Iterable[Track]) -> list[Track]:
 
 
 class _Canvas:
-    """Where rows and lanes are, and the parts of the SVG."""
+    """The positions of rows and lanes, and the parts of the SVG."""
 
     def __init__(self, rows: Sequence[Row], tracks: Iterable[Track], top: int) -> None:
         self.rows, self.tracks = rows, _lay_out(tracks)
@@ -181,7 +181,7 @@ class _Canvas:
 
     def _track(self, track: Track) -> str:
         x, stops = self._x(track.lane), track.stops
-        longest = max(120, 16_000 // len(self.tracks))  # of many groups, less is told of each
+        longest = max(120, 16_000 // len(self.tracks))  # with many groups, each gets less text
         lines = track.hover.splitlines()
         told = "\n".join(y if len(y) <= longest else f"{y[:longest]} …" for y in lines)
         both = [i for i in track.makes if i in track.reads]
@@ -212,7 +212,7 @@ class _Canvas:
 
 
 def _name(row: Row, before: str) -> str:
-    """Write a name, what it shares with the one above in grey."""
+    """Write a name, with the part that it shares with the one above in grey."""
     shown = shortened(row.name, _LONGEST_NAME)
     shared = 0 if row.stays else max(0, _shared(before, row.name) - len(row.name) + len(shown))
     head = f'<tspan class="again">{escape(shown[:shared])}</tspan>' if shared else ""
@@ -227,13 +227,13 @@ def _width(texts: Iterable[str]) -> float:
 
 
 def _in_short(content: str) -> str:
-    """Shorten a long text in its middle."""
+    """Shorten a long text in the middle."""
     half = (_LONGEST_TEXT - 1) // 2
     return content if len(content) <= _LONGEST_TEXT else f"{content[:half]}…{content[-half:]}"
 
 
 def _shared(before: str, name: str) -> int:
-    """Return how long the path is that two names have in common.
+    """Return the length of the path that two names have in common.
 
     >>> _shared("layer1.0.conv1", "layer1.0.conv2")
     9

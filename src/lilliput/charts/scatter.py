@@ -30,7 +30,7 @@ Spot = tuple[float, float, str]
 
 
 def costs_of(points: Sequence[TriedPoint]) -> list[str]:
-    """Return which costs at least two points have, together with a metric."""
+    """Return the costs that at least two points have, together with a metric."""
     known = [p for p in points if p.metric is not None]
     return [key for key in AXES if sum(getattr(p, key) is not None for p in known) > 1]
 
@@ -62,7 +62,7 @@ def front_of(spots: Sequence[Spot]) -> list[Spot]:
 def named_of(spots: Sequence[Spot]) -> list[tuple[Spot, bool]]:
     """Return the points that have a number, by cost, and whether they are on the front.
 
-    Of a few all have one, of many only the front.
+    With few points all have one, with many only the front.
     """
     front = front_of(spots)
     shown = sorted(spots) if len(spots) <= _FEW else front

@@ -1,4 +1,4 @@
-"""The few pieces that all drawings are made of. Text is escaped here, and nowhere else."""
+"""The building blocks of all drawings. Text is escaped here, and nowhere else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def drawing(
     parts: Iterable[str],
     attributes: str = "",
 ) -> str:
-    """Return an SVG element that scales with the page and can be read aloud.
+    """Return an SVG element that scales with the page and is accessible to screen readers.
 
     Parameters
     ----------
@@ -29,11 +29,11 @@ def drawing(
     size : tuple
         Width and height of its coordinates.
     title, description : str
-        What it is, and what it shows, in words.
+        Its title, and a description of its content.
     parts : iterable of str
         Elements.
     attributes : str
-        More attributes of the element.
+        Other attributes of the element.
     """
     width, height = (short(x) for x in size)
     return (
@@ -44,12 +44,12 @@ def drawing(
 
 
 def as_file(svg: str, size: tuple[float, float], style: str) -> str:
-    """Return a drawing as a file of its own, in light and dark.
+    """Return a drawing as a separate file, for light and dark mode.
 
     Parameters
     ----------
     svg : str
-        What :func:`drawing` returned.
+        The result of :func:`drawing`.
     size : tuple
         Width and height in pixels.
     style : str
@@ -69,7 +69,7 @@ def as_file(svg: str, size: tuple[float, float], style: str) -> str:
 
 
 def short(value: float) -> str:
-    """Return a coordinate to a tenth, in as few characters as it takes.
+    """Return a coordinate to a tenth, in as few characters as possible.
 
     Examples
     --------
@@ -82,7 +82,7 @@ def short(value: float) -> str:
 
 
 def text(place: Point, content: str, kind: str = "", anchor: str = "", hover: str = "") -> str:
-    """Return a line of text, with what a pointer over it shows; ``anchor`` is ``middle`` or ``end``."""
+    """Return a line of text, with a tooltip; ``anchor`` is ``middle`` or ``end``."""
     kind_ = f' class="{kind}"' if kind else ""
     anchor_ = f' text-anchor="{anchor}"' if anchor else ""
     hover_ = hovering(hover) if hover else ""
@@ -91,12 +91,12 @@ def text(place: Point, content: str, kind: str = "", anchor: str = "", hover: st
 
 
 def hovering(content: str) -> str:
-    """Return what a pointer over an element shows."""
+    """Return the tooltip of an element."""
     return f"<title>{escape(content)}</title>"
 
 
 def path(d: str, kind: str, hover: str = "") -> str:
-    """Return a path, with what a pointer over it shows."""
+    """Return a path with a tooltip."""
     kind_ = f' class="{kind}"' if kind else ""
     return f'<path{kind_} d="{d}"' + (f">{hovering(hover)}</path>" if hover else "/>")
 
@@ -107,7 +107,7 @@ def line_through(points: Sequence[Point]) -> str:
 
 
 def nice_ticks(low: float, high: float, about: int = 5) -> list[float]:
-    """Return round numbers within a range, two at least.
+    """Return round numbers within a range, at least two.
 
     Examples
     --------
@@ -125,7 +125,7 @@ def nice_ticks(low: float, high: float, about: int = 5) -> list[float]:
 
 
 def padded(values: Sequence[float], share: float = 0.05) -> Point:
-    """Return the range of values with some room on both sides.
+    """Return the range of values with a margin on both sides.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The command ``lilliput``; what it can do is described in docs/cli.md and by ``lilliput --help``."""
+"""The command ``lilliput``, described in docs/cli.md and by ``lilliput --help``."""
 
 from lilliput.cli.entry import main as main
 

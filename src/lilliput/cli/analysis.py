@@ -1,6 +1,6 @@
 """How much each layer can lose: by pruning it alone, and by quantizing it alone.
 
-Every figure is written as it comes, so that an interrupted analysis continues where it was.
+Every figure is written immediately, so that an interrupted analysis can be continued.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CHECKPOINTS = ("sensitivity.json", "quantization_scan.json")
 
 
 def check_folder(folder: Path, resume: bool) -> None:
-    """Refuse a folder that holds an analysis, unless it is to be resumed."""
+    """Raise if a folder contains an analysis, unless it is to be resumed."""
     there = [name for name in CHECKPOINTS if (folder / name).exists()]
     if there and not resume:
         raise ConfigError(
@@ -56,7 +56,7 @@ class PruningScan:
 
     @property
     def units(self) -> int:
-        """How many evaluations it takes at most."""
+        """The largest number of evaluations."""
         return 1 + len(self.scan.layers) * len(self.scan.sparsities)
 
     def run(self, note: Callable[[str], None]) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class QuantizationScan:
 
     @property
     def units(self) -> int:
-        """How many layers are to be measured."""
+        """The number of layers to measure."""
         return len(self.layers)
 
     def run(self, note: Callable[[str], None]) -> dict[str, Any]:

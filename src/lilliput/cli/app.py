@@ -39,7 +39,7 @@ file, 3 something is not installed, 130 interrupted.
 
 
 def make_app(is_rich: bool = False) -> typer.Typer:
-    """Return all commands; ``is_rich`` draws help with lines and colours."""
+    """Return all commands; ``is_rich`` formats help with lines and colours."""
     app = typer.Typer(
         cls=Commands,
         help=_HELP,

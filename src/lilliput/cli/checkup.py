@@ -1,4 +1,4 @@
-"""What is installed, what is missing, and what this processor can do; needs nothing but the core."""
+"""Report what is installed, what is missing, and the CPU's features; needs only the core."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lilliput.export.targets.table import packages
 from lilliput.extras import versions_of
 from lilliput.report.environment import environment
 
-# distribution, what it is for, and the extra that brings it
+# distribution, its purpose, and the extra that installs it
 _PACKAGES = (
     ("torch", "PyTorch models", "torch"),
     ("keras", "Keras models", "keras"),
@@ -40,7 +40,7 @@ _MEANING = {
 
 
 def examine() -> dict[str, Any]:
-    """Return what ``lilliput doctor --json`` prints."""
+    """Return the output of ``lilliput doctor --json``."""
     found = environment()
     packages = [_package(*entry) for entry in _PACKAGES]
     missing = [row for row in packages if row["version"] is None]
@@ -77,7 +77,7 @@ def describe(data: dict[str, Any]) -> list[Any]:
 
 
 def total_memory() -> int | None:
-    """Return the bytes of memory, None where the system does not tell."""
+    """Return the bytes of memory, or None if the system does not report them."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, OSError, ValueError):
@@ -97,7 +97,7 @@ def _threads(cores: int) -> str:
 
 
 def _advice(found: dict[str, Any], missing: list[dict[str, Any]]) -> list[str]:
-    """Return what follows from all this, in words."""
+    """Return the resulting advice as text."""
     gone = {row["name"] for row in missing}
     advice = []
     if {"torch", "keras"} <= gone:

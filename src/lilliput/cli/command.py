@@ -1,4 +1,4 @@
-"""Make a function a command: with the options that all commands have, and orderly ends."""
+"""Turn a function into a command: with the common options, and clean exits."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from lilliput.errors import LilliputError
 
 
 class InterruptedByUserError(Exception):
-    """Ctrl-C; the exit code and how to resume are said by the group."""
+    """Ctrl-C; the exit code and how to resume are reported by the group."""
 
 
 class UserExitError(LilliputError):
-    """A function of the user called ``sys.exit()``."""
+    """A user's function called ``sys.exit()``."""
 
 
 def command(
@@ -79,7 +79,7 @@ def _fields(cls: Any) -> list[inspect.Parameter]:
 
 
 def _take(given: dict[str, Any], cls: Any) -> dict[str, Any]:
-    """Take the options of a dataclass out of those that were given."""
+    """Take the options of a dataclass out of the given ones."""
     return {field.name: given.pop(field.name) for field in dataclasses.fields(cls) if field.init}
 
 

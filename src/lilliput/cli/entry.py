@@ -1,4 +1,4 @@
-"""Where the command starts: make the streams safe, build the commands, run the one that was asked for."""
+"""The start of the command: make the streams safe, build the commands, run the requested one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     Parameters
     ----------
     arguments : sequence of str, optional
-        What follows the command's name.
+        The arguments after the command's name.
 
     Examples
     --------
@@ -47,12 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.exit(130)
     app = make_app(is_rich=sys.stdout.isatty())
     if not {"", str(Path.cwd())} & set(sys.path):  # only now: a file here may be called random.py
-        sys.path.insert(0, str(Path.cwd()))  # as "python -m lilliput" has it
+        sys.path.insert(0, str(Path.cwd()))  # as with "python -m lilliput"
     sys.exit(run(app, arguments))
 
 
 def _without_extra(arguments: Sequence[str]) -> int:
-    """Run what needs neither typer nor rich; say what to install for all else."""
+    """Run commands that need neither typer nor rich; for the others, say what to install."""
     if list(arguments) == ["--version"]:
         print(f"lilliput {__version__}")
         return 0
@@ -71,7 +71,7 @@ def _without_extra(arguments: Sequence[str]) -> int:
 
 
 def _spell_out(error: UnicodeError) -> tuple[str, int]:
-    """Return what to write on a terminal that lacks a character."""
+    """Return a replacement for a character that a terminal lacks."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     lacking = error.object[error.start : error.end]

@@ -1,4 +1,4 @@
-"""Written files on the command line: what they take, and how far two outputs are apart."""
+"""Exported files on the command line: their inputs, and the difference of two outputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lilliput.errors import ConfigError, LilliputError, MissingExtraError
 
 
 def open_executed(path: str | Path) -> Any:
-    """Open a written file; one that no runtime can read is bad input."""
+    """Open an exported file; one that no runtime can read is bad input."""
     from lilliput.export.targets.executed import open_file
 
     try:
@@ -24,7 +24,7 @@ def open_executed(path: str | Path) -> Any:
 
 
 def describe_file(path: Path) -> dict[str, Any]:
-    """Return what a file takes and returns, its size, and its operations."""
+    """Return the inputs, outputs, size and operations of a file."""
     file = open_executed(path)
     return {
         "file": str(path),
@@ -40,7 +40,7 @@ def open_all(
 ) -> tuple[list[Any], str, Any]:
     """Return models and files to execute, the models' framework, and inputs that fit all of them.
 
-    Files say themselves what they take: without an option, the first one decides.
+    Files declare their inputs: without an option, the first one decides.
     """
     opened: list[Any] = []
     framework, example = "numpy", None
@@ -59,7 +59,7 @@ def open_all(
 
 
 def inputs_for(path: str | Path) -> Any:
-    """Return random inputs as a file takes them; sizes that it leaves open are 1."""
+    """Return random inputs for a file, with 1 for dynamic sizes."""
     import numpy as np
 
     generator = np.random.default_rng(0)
@@ -96,7 +96,7 @@ def _leaves(output: Any) -> list[Any]:
 
 
 def largest_difference(one: list[Any], two: list[Any]) -> float | None:
-    """Return the largest difference of any output; None if the outputs are of other shapes.
+    """Return the largest difference of any output; None if the shapes differ.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""From an exception to what the user sees of it: one screen with the place and the fix."""
+"""Turn an exception into a message for the user: one screen with the location and the fix."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lilliput.frames import is_code_of, is_inside
 
 DONE, FAILED, BAD_INPUT, NOT_INSTALLED, UNPROVEN, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
-# the extra that brings a module
+# the extra that installs a module
 EXTRAS = {
     "torch": "torch",
     "keras": "keras",
@@ -46,12 +46,12 @@ class Failure:
     data: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what ``--json`` prints."""
+        """Return the output of ``--json``."""
         return {"error": {"exit_code": self.code, **self.data, "text": "\n".join(self.lines)}}
 
 
 def explain(error: BaseException, words: Sequence[str] = ()) -> Failure:
-    """Return how a failed command ends; ``words`` are its arguments.
+    """Return the failure of a command; ``words`` are its arguments.
 
     Examples
     --------
@@ -80,7 +80,7 @@ def explain(error: BaseException, words: Sequence[str] = ()) -> Failure:
 
 
 def _missing_package(error: BaseException) -> list[str]:
-    """Return how to install what an import failed for, if it is one of the packages we work with."""
+    """Return how to install the missing package, if it is one that we use."""
     cause = error if isinstance(error, ModuleNotFoundError) else error.__cause__
     if not isinstance(cause, ModuleNotFoundError) or isinstance(error, MissingExtraError):
         return []
@@ -105,7 +105,7 @@ def _config_lines(error: ConfigError) -> list[str]:
 
 
 def _foreign_lines(error: BaseException, words: Sequence[str]) -> list[str]:
-    """Report which user function failed and where, or that the fault is ours."""
+    """Report which user function failed and where, or that it is our bug."""
     reason = _cut("".join(traceback.format_exception_only(error)).strip(), 1000)
     frames = own_frames(error.__traceback__)
     if frames:
@@ -145,7 +145,7 @@ def _own_lines(error: BaseException | None) -> list[str]:
 
 
 def own_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:
-    """Return the lines of a traceback that are the user's: not ours, Python's, or a package's."""
+    """Return the lines of a traceback in the user's code: not in ours, Python's, or a package's."""
     linecache.checkcache()
     frames = traceback.extract_tb(trace)
     starts = [i for i, frame in enumerate(frames) if frame.filename == command.__file__]
@@ -156,14 +156,15 @@ def own_frames(trace: TracebackType | None) -> list[traceback.FrameSummary]:
 def _is_own(filename: str) -> bool:
     if filename.startswith("<"):
         return False
-    # Never the prefixes: projects lie in them too (/usr/src/app, a venv made in the project's folder).
+    # Never the prefixes: projects may be in them, too (/usr/src/app, a venv in the project's
+    # folder).
     foreign = [path for key, path in sysconfig.get_paths().items() if key != "data"]
     foreign += [*site.getsitepackages(), site.getusersitepackages()]
     return not is_code_of(filename, lilliput) and not any(is_inside(filename, x) for x in foreign)
 
 
 def _shortest(filename: str) -> str:
-    """Return a path from the working directory, if it lies in there."""
+    """Return a path relative to the working directory, if it is inside."""
     path = Path(filename)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename
 

@@ -1,4 +1,4 @@
-"""The formats in which ``lilliput benchmark`` measures a model, and how each is made."""
+"""The formats in which ``lilliput benchmark`` measures a model, and how each is created."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Writer:
     batches: list[Any]
 
     def make(self, name: str) -> Any:
-        """Return the model itself, or the path of the file it was written to."""
+        """Return the model itself, or the path of the written file."""
         if name == self.framework:
             return self.model
         kind, _, is_quantized = name.partition("-")

@@ -10,7 +10,7 @@ from lilliput.errors import ConfigError
 
 
 def load_function(reference: str, what: str) -> Callable[..., Any]:
-    """Return the function that ``module:function`` names; ``what`` is for messages."""
+    """Return the function named by ``module:function``; ``what`` is for messages."""
     from lilliput.recipes.references import resolve_function
 
     return resolve_function(reference, what)
@@ -22,7 +22,7 @@ def optional_function(reference: str | None, what: str) -> Callable[..., Any] | 
 
 
 def call_user(reference: str, what: str) -> Any:
-    """Call the function that ``module:function`` names; refuse one that needs arguments."""
+    """Call the function named by ``module:function``; raise if it needs arguments."""
     function = load_function(reference, what)
     try:
         inspect.signature(function).bind()
@@ -31,6 +31,6 @@ def call_user(reference: str, what: str) -> Any:
             f"{what}: {reference} is called without arguments, but has a {error}; expected a function "
             "without required arguments."
         ) from None
-    except ValueError:  # a function written in C does not tell
+    except ValueError:  # a function written in C has no signature
         pass
     return function()

@@ -1,4 +1,4 @@
-"""Run a command line, and turn every way in which it can end into a message and an exit code."""
+"""Run a command line, and turn every possible end into a message and an exit code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lilliput.cli.command import InterruptedByUserError
 from lilliput.cli.failures import BAD_INPUT, INTERRUPTED, Failure, explain
 from lilliput.errors import nearest
 
-# typer does not name it, and has it from click or from a copy of click, as the version may be.
+# typer does not export it; depending on the version, it comes from click or from a copy of click.
 USAGE_ERROR: Any = typer.BadParameter.__base__
 RESUMABLE = ("run", "auto", "repair", "prune", "quantize", "speedup", "export", "analyze")
 
@@ -48,7 +48,7 @@ class Commands(TyperGroup):
             return _say(explain(error, given), given)
 
     def _path(self, given: list[str]) -> str:
-        """Return the command that a command line names, as far as it does."""
+        """Return the command named by a command line, as far as it is valid."""
         path, known = "lilliput", dict(self.commands)
         for word in given:
             if word not in known:
@@ -94,7 +94,7 @@ def _usage(error: Any, path: str) -> Failure:
 
 
 def _usage_text(error: Any, context: Any) -> str:
-    """Return typer's message, with the nearest name wherever a name is unknown."""
+    """Return typer's message, with the nearest name if a name is unknown."""
     option = getattr(error, "option_name", None)
     if type(error).__name__ == "NoSuchOption" and context:
         names = [name for p in context.command.get_params(context) for name in p.opts]

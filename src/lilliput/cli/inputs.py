@@ -1,4 +1,4 @@
-"""Example inputs, from whichever option gives them."""
+"""Example inputs, from any of the options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lilliput.errors import ConfigError
 
 @dataclass(frozen=True)
 class Sources:
-    """What ``--inputs``, ``--input-shape`` and ``--data`` hold."""
+    """The values of ``--inputs``, ``--input-shape`` and ``--data``."""
 
     inputs: options.Inputs = None
     input_shape: options.InputShape = None
@@ -38,7 +38,7 @@ class Sources:
         return None
 
     def batches(self, count: int) -> list[Any]:
-        """Return the first batches of the function that ``--data`` names; none without it."""
+        """Return the first batches of the function named by ``--data``; none without it."""
         if self.data is None:
             return []
         batches = list(itertools.islice(iter(call_user(self.data, "--data")), count))
@@ -48,7 +48,7 @@ class Sources:
 
 
 def require_inputs(found: Any) -> Any:
-    """Return example inputs, or say which option gives them."""
+    """Return example inputs, or raise with the options that provide them."""
     if found is None:
         raise ConfigError(
             "running a model needs example inputs: pass --inputs module:function, --data "
@@ -74,7 +74,7 @@ def parse_shape(text: str) -> list[int]:
 
 
 def random_inputs(shape: list[int], framework: str) -> Any:
-    """Return random numbers of a shape, as the framework's models take them."""
+    """Return random numbers of a shape, in the form of the framework's models."""
     import numpy as np
 
     drawn = np.random.default_rng(0).standard_normal(shape).astype("float32")
@@ -82,7 +82,7 @@ def random_inputs(shape: list[int], framework: str) -> Any:
 
 
 def like_framework(inputs: Any, framework: str) -> Any:
-    """Return arrays as what the models of a framework take."""
+    """Return arrays in the form of a framework's models."""
     if framework != "torch":
         return inputs
     from lilliput.frameworks import backend_named

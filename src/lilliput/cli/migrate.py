@@ -1,4 +1,4 @@
-"""``lilliput config migrate``: config lists and whole projects written for NNI, in today's spelling."""
+"""``lilliput config migrate``: translate config lists and whole projects written for NNI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what the command line names to models."""
+"""From the names on the command line to models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def open_model(
     reference : str
         ``module:factory``, or the folder of a finished run.
     sources : Sources
-        Where the inputs come from; by default from the run, or there are None.
+        The source of inputs; by default the run, otherwise there are none.
     trust : bool
         Whether a run may import its model from any folder.
     """

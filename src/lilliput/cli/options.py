@@ -107,27 +107,27 @@ Trust = Annotated[
 
 
 def check_folder_of(file: Path) -> None:
-    """Raise if ``--output`` names a file in a folder that is not there."""
+    """Raise if ``--output`` names a file in a missing folder."""
     if not file.parent.is_dir():
         raise ConfigError(f"--output {file}: there is no folder {file.parent}; create it first.")
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The user's functions that a recipe measures with."""
+    """The user's functions with which a recipe measures."""
 
     data: Data = None
     evaluate: Evaluate = None
     inputs: Inputs = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return those that were given."""
+        """Return the given functions."""
         return {key: value for key, value in asdict(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
 class Training(Evaluation):
-    """The user's functions that a recipe measures and trains with."""
+    """The user's functions with which a recipe measures and trains."""
 
     train: Train = None
     loss: Loss = None
@@ -146,7 +146,7 @@ class Run:
 
 @dataclass(frozen=True)
 class SavedRun(Run):
-    """The same, of a recipe that is made from a command line."""
+    """The same for a recipe created from a command line."""
 
     save_recipe: Annotated[
         Path | None,

@@ -41,7 +41,7 @@ def as_options(error: ConfigError, title: str) -> ConfigError:
 def _rename(problem: Problem) -> Problem:
     path, message = problem.path, problem.message
     start = _STARTS.match(message)
-    if not path and start:  # a place that was only said in words
+    if not path and start:  # a location that was only given as text
         path, message = start[1], message[start.end() :]
     for pattern, replacement in _PLACES:
         if pattern.fullmatch(path):

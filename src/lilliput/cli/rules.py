@@ -1,4 +1,4 @@
-"""Config lists in files: whose they are, and whether they are right."""
+"""Config lists in files: their algorithm, and whether they are valid."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _RECIPE_KEYS = {"lilliput", "steps", "model"}
 
 
 def is_recipe(file: Path) -> bool:
-    """Whether a file holds a recipe rather than a config list."""
+    """Whether a file contains a recipe instead of a config list."""
     from lilliput.recipes.load import read_document
 
     value, _ = read_document(file)
@@ -20,7 +20,7 @@ def is_recipe(file: Path) -> bool:
 
 
 def check_rules(file: Path, algorithm: str | None) -> tuple[int, list[str]]:
-    """Return how many rules a file has, and the algorithms that take them; raise if there is none."""
+    """Return how many rules a file has, and the algorithms that accept them; raise if there is none."""
     from lilliput.core.binding import names_of
     from lilliput.registry import REGISTRIES, find_algorithm
 

@@ -24,7 +24,7 @@ class Table:
     title: str = ""
 
     def __str__(self) -> str:
-        """Return the table as text that is as wide as it needs to be: no name is ever broken."""
+        """Return the table as text, as wide as necessary: names are never broken."""
         head = [name.removeprefix(">") for name in self.columns]
         cells = [[cell.splitlines() or [""] for cell in row] for row in self.rows]
         lines = [line for row in cells for line in zip_longest(*row, fillvalue="")]
@@ -60,7 +60,7 @@ class Table:
 
 
 def show(part: Any, stream: IO[str]) -> None:
-    """Print text, a table or a receipt: drawn by rich on a terminal, where it is installed."""
+    """Print text, a table or a receipt: formatted by rich on a terminal, if it is installed."""
     if stream.isatty() and hasattr(part, "__rich__"):
         try:
             from rich.console import Console

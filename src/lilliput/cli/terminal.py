@@ -1,4 +1,4 @@
-"""Where a command writes: its result to stdout, as text or as JSON, and all else to stderr."""
+"""Output of a command: its result to stdout, as text or as JSON, and everything else to stderr."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from lilliput.cli.table import show
 
 @dataclass
 class Terminal:
-    """What the options that all commands have in common say about output.
+    """The common output options of all commands.
 
     Parameters
     ----------
     json : bool
-        The result is one JSON document, and nothing else comes to stdout.
+        The result is one JSON document, and nothing else is written to stdout.
     quiet : bool
         No progress and no notes.
     dry_run : bool
-        The command says what it would do, and does not do it.
+        The command prints what it would do, without doing it.
     traceback : bool
-        An error is shown with its traceback; who prints the error knows that.
+        Show the traceback of an error; used where the error is printed.
     """
 
     json: Annotated[bool, typer.Option("--json", help="Print only the result, as JSON.")] = False
@@ -48,7 +48,7 @@ class Terminal:
 
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
-        """Keep what the user's own functions print away from the JSON."""
+        """Keep the output of the user's own functions out of the JSON."""
         with contextlib.redirect_stdout(sys.stderr if self.json else self.stdout):
             yield
 
@@ -72,7 +72,7 @@ class Terminal:
 
 
 def to_plain(value: Any) -> Any:
-    """Return a value as JSON can hold it: paths as text, numbers that are none as null.
+    """Return a value that JSON can represent: paths as text, non-finite numbers as null.
 
     Examples
     --------

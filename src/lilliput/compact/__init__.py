@@ -1,1 +1,1 @@
-"""Files as small as information allows: masks, shared weights and an entropy coder."""
+"""Files as small as possible: masks, shared weights and an entropy coder."""

@@ -1,14 +1,14 @@
-"""The entropy coder: numbers with known probabilities to bytes and back (asymmetric numeral systems).
+"""The entropy coder: encode numbers with known probabilities as bytes (asymmetric numeral systems).
 
-Duda, "Asymmetric numeral systems", 2013, in its range variant: a state of 64 bits takes up a symbol that
-owns ``size`` of ``2**24`` slots, from ``start`` on, by
-``state = state // size * 2**24 + start + state % size``, and moves 32 bits out whenever it would overflow.
-Reading undoes this, last symbol first, so the writer goes through the symbols backwards.
+Duda, "Asymmetric numeral systems", 2013, in its range variant: a state of 64 bits absorbs a symbol that
+owns ``size`` of ``2**24`` slots, starting at ``start``, by
+``state = state // size * 2**24 + start + state % size``, and moves out 32 bits whenever it would overflow.
+Reading undoes this, last symbol first, so the writer processes the symbols backwards.
 
-With several lanes, neighbouring symbols belong to states of their own, which NumPy updates all at once: large
-files are read some 30 times faster, at 5 bytes a lane.
+With several lanes, neighbouring symbols have separate states, which NumPy updates in parallel: large
+files are read some 30 times faster, for 5 bytes per lane.
 
-What writes, what reads and what only counts bits have the same two methods, so that each model of the data is
+Writer, reader and bit counter have the same two methods, so that each model of the data is
 written once and cannot differ between the two ends.
 """
 
@@ -26,7 +26,7 @@ from lilliput.errors import StateError
 
 PRECISION = 24
 SLOTS = 1 << PRECISION
-LOWEST = 1 << 32  # a state is at least this between two symbols
+LOWEST = 1 << 32  # lower limit of a state between two symbols
 LANES = 1024  # at most
 _FEWEST = 64  # with fewer lanes a plain loop is faster
 _BYTES_PER_LANE = 1024
@@ -38,21 +38,21 @@ _LOWEST, _HALF = np.uint64(LOWEST), np.uint64(32)
 Array = Any
 
 
-Known = Any  # the symbols, None at the end that reads them
+Known = Any  # the symbols, None when reading
 
 
 class Port(Protocol):
-    """One end of a stream: a model hands over probabilities and gets to know the symbols."""
+    """One end of a stream: a model passes probabilities and receives the symbols."""
 
     def bits(self, zeros: Array, known: Known) -> Array:
-        """Return bits, of which each is 0 with a probability of ``zeros / 2**24``."""
+        """Return bits, each of which is 0 with a probability of ``zeros / 2**24``."""
 
     def symbols(self, bounds: Array, contexts: Array, known: Known) -> Array:
         """Return symbols: in context c, symbol s owns the slots ``bounds[c, s]`` to ``bounds[c, s + 1]``."""
 
 
 class Meter:
-    """Count how many bits symbols take.
+    """Count the bits that symbols take.
 
     Examples
     --------
@@ -66,12 +66,12 @@ class Meter:
         self.cost = 0.0
 
     def bits(self, zeros: Array, known: Known) -> Array:
-        """Count bits that are known."""
+        """Count known bits."""
         self._take(np.where(known, zeros, 0), np.where(known, SLOTS - zeros, zeros))
         return known
 
     def symbols(self, bounds: Array, contexts: Array, known: Known) -> Array:
-        """Count symbols that are known."""
+        """Count known symbols."""
         starts = bounds[contexts, known]
         self._take(starts, bounds[contexts, known + 1] - starts)
         return known
@@ -81,7 +81,7 @@ class Meter:
 
 
 class Writer(Meter):
-    """Take symbols in the order in which they will be read, and then write them.
+    """Collect symbols in the order in which they will be read, and then write them.
 
     Examples
     --------
@@ -102,7 +102,7 @@ class Writer(Meter):
             self._batches.append((starts.astype(np.uint32), sizes.astype(np.uint32)))
 
     def best_lanes(self) -> int:
-        """Return as many lanes as cost less than half a percent."""
+        """Return the largest number of lanes that costs less than half a percent."""
         lanes = min(LANES, int(self.cost / 8) // _BYTES_PER_LANE)
         return lanes if lanes >= _FEWEST else 1
 
@@ -140,7 +140,7 @@ class Writer(Meter):
 
 
 class Reader:
-    """Read the symbols of a stream, given the same probabilities as its writer had."""
+    """Read the symbols of a stream, given the same probabilities as its writer."""
 
     def __init__(self, data: bytes, lanes: int) -> None:
         if not 1 <= lanes <= LANES or len(data) < 8 * lanes or len(data) % 4:
@@ -173,7 +173,7 @@ class Reader:
         if len(self._states) == 1:
             return self._symbols_alone(bounds.tolist(), contexts.tolist())
         count = bounds.shape[1] - 1
-        # The contexts one above the other make one list to search.
+        # The contexts stacked form one list to search.
         offsets = np.arange(len(bounds), dtype=np.int64)[:, None] * SLOTS
         starts = (bounds[:, :-1] + offsets).ravel()
         found = np.zeros(len(contexts), np.int64)
@@ -189,7 +189,7 @@ class Reader:
         return found
 
     def close(self) -> None:
-        """Check that all has been read, and nothing else."""
+        """Check that everything has been read."""
         if len(self._states) == 1:
             self._states[0] = self._state
         if self._at != len(self._words) or (self._states != _LOWEST).any():
@@ -250,12 +250,12 @@ def _whole() -> Iterator[None]:
 
 
 def damaged(why: str) -> StateError:
-    """Return the error for a file that does not hold what it should."""
+    """Return the error for a file with invalid content."""
     return StateError(f"not a readable compact file: {why}; take it from a backup.")
 
 
 def entropy(counts: Array) -> float:
-    """Return the bits that symbols take if their shares are known, all together.
+    """Return the total bits of symbols if their frequencies are known.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What the header of a compact file says of each tensor, and the way from there to the tensor and back."""
+"""The header entry of each tensor in a compact file, and how tensors are read and written with it."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ _MOST_CODES = 1 << 16
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor without its numbers.
+    """A tensor without its values.
 
     Parameters
     ----------
     name, dtype, shape
-        What it is called, and what it is.
+        Its name, type and shape.
     form, layout : Form, Layout
-        How it is written; tables and scales are not in the form yet when it has been read.
+        How it is written; tables and scales are missing until they have been read.
     held : int
-        How many values are in the file: all, or those that are not zero.
+        How many values are in the file: all, or the nonzero ones.
     plain, side : Planes
-        The bits of values, and of the table or scales, that are in the file as they are.
+        The bits of values, and of the table or scales, that are stored verbatim.
     """
 
     name: str
@@ -63,12 +63,12 @@ class Entry:
 
     @property
     def size(self) -> int:
-        """How many bytes it takes in memory."""
+        """Its size in memory in bytes."""
         return prod(self.shape) * DTYPES[self.dtype][0]
 
     @property
     def steps(self) -> int:
-        """How many rows have to be read one after the other."""
+        """The number of rows that have to be read sequentially."""
         is_coded = self.size > 0 and (self.layout.has_mask or self.form.count > 1)
         return self.layout.view.shape(self.shape)[0] if is_coded else 0
 
@@ -102,7 +102,7 @@ class Entry:
 
     @classmethod
     def read(cls, source: Source) -> Entry:
-        """Read it; what cannot be is refused."""
+        """Read it; raise for impossible values."""
         name, dtype = source.text(), _NAMES[source.number(len(_NAMES) - 1)]
         shape = tuple(source.number(_LARGEST) for _ in range(source.number(_MOST_AXES)))
         total, width = prod(shape), 8 * DTYPES[dtype][0]
@@ -165,7 +165,7 @@ def write_tensor(
 
 
 def read_tensor(entry: Entry, port: Port, plain: Source, links: Links) -> Stored:
-    """Read a tensor of which the header has been read."""
+    """Read a tensor whose header has been read."""
     form = _with_side(entry, plain)
     kind = f"u{DTYPES[entry.dtype][0]}"
     is_plain = form.name in ("raw", "float")
@@ -191,7 +191,7 @@ def read_tensor(entry: Entry, port: Port, plain: Source, links: Links) -> Stored
 
 
 def _hints(layout: Layout, links: Links, shape: tuple[int, ...]) -> Array | None:
-    """Return what the layer before tells of each place, if the layout uses it."""
+    """Return the hints of the previous layer for each entry, if the layout uses them."""
     if not layout.link:
         return None
     hint = links.hint(layout.link, shape)

@@ -1,4 +1,4 @@
-"""Whole numbers as bytes: those of a header, and the bits of weights that no model can predict."""
+"""Integers as bytes: those of a header, and the bits of weights that no model can predict."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ class Bytes:
         self.data = bytearray()
 
     def number(self, value: int) -> None:
-        """Write a number from 0 on, seven bits to a byte."""
+        """Write a number of at least 0, seven bits per byte."""
         while value > 127:
             self.data.append(value & 127 | 128)
             value >>= 7
         self.data.append(value)
 
     def text(self, value: str) -> None:
-        """Write a text with its length."""
+        """Write a string with its length."""
         content = value.encode()
         self.number(len(content))
         self.data += content
 
 
 class Source:
-    """Read what :class:`Bytes` wrote, and never past the end."""
+    """Read what :class:`Bytes` wrote, never past the end."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
 
     def number(self, most: int = (1 << 64) - 1) -> int:
-        """Read a number that must not be larger than ``most``."""
+        """Read a number of at most ``most``."""
         value = 0
         for i in range(_LONGEST):
             byte = self.take(1)[0]
@@ -65,7 +65,7 @@ class Source:
         return value
 
     def text(self) -> str:
-        """Read a text."""
+        """Read a string."""
         try:
             return self.take(self.number()).decode()
         except UnicodeDecodeError as error:
@@ -91,9 +91,9 @@ class Planes:
     Parameters
     ----------
     varying : tuple of int
-        The bits that differ, lowest first; these are in the file as they are.
+        The bits that differ, lowest first; these are stored verbatim.
     base : int
-        The others.
+        The other bits.
 
     Examples
     --------
@@ -119,18 +119,18 @@ class Planes:
         return cls(varying, int(values[0]) & ~differ)
 
     def write(self, out: Bytes) -> None:
-        """Write which they are."""
+        """Write which bits differ."""
         out.number(sum(1 << i for i in self.varying))
         out.number(self.base)
 
     @classmethod
     def read(cls, source: Source, width: int) -> Planes:
-        """Read which they are, for integers of that many bits."""
+        """Read which bits differ, for integers of that many bits."""
         differ, base = (source.number((1 << width) - 1) for _ in range(2))
         return cls(tuple(i for i in range(width) if differ >> i & 1), base & ~differ)
 
     def pack(self, values: Array) -> bytes:
-        """Return the bits that differ, block after block of values."""
+        """Return the bits that differ, one block of values after the other."""
         kind, parts = values.dtype.type, []
         for at in range(0, len(values) if self.varying else 0, _BLOCK):
             block = values[at : at + _BLOCK]
@@ -139,9 +139,9 @@ class Planes:
         return b"".join(parts)
 
     def unpack(self, source: Source, count: int, dtype: Any) -> Array:
-        """Read so many values."""
+        """Read this number of values."""
         count_bytes = _packed_size(count, len(self.varying))
-        content = Source(source.take(count_bytes))  # before memory is taken for the values
+        content = Source(source.take(count_bytes))  # before memory is allocated for the values
         values = np.full(count, self.base, dtype)
         for at in range(0, count if self.varying else 0, _BLOCK):
             size = min(_BLOCK, count - at)
@@ -153,6 +153,6 @@ class Planes:
 
 
 def _packed_size(count: int, planes: int) -> int:
-    """Return the bytes of so many values: each block starts with a byte of its own."""
+    """Return the bytes of this number of values: each block starts at a byte boundary."""
     whole, rest = divmod(count, _BLOCK)
     return whole * (_BLOCK * planes // 8) + (rest * planes + 7) // 8

@@ -1,11 +1,12 @@
-"""The file: a checksum, a header of a few bytes per tensor, and streams of symbols and of plain bits.
+"""The file format: a checksum, a header of a few bytes per tensor, and streams of symbols and of plain bits.
 
 ::
 
     "LILC" 1 byte version | 4 bytes CRC-32 of what follows | length of the header | header, deflated | chunks
 
-A chunk is one stream of the entropy coder and one of plain bits for several tensors, so that small tensors do
-not pay for streams of their own. The header is checked in full, sizes included, before anything is allocated.
+A chunk is one stream of the entropy coder and one of plain bits for several tensors, so that small
+tensors share the overhead of streams. The header is validated completely, including sizes, before
+anything is allocated.
 
 >>> import numpy as np
 >>> data = encode({"fc.weight": Stored.of(np.eye(64, dtype=np.float32))}, note="eye")
@@ -35,7 +36,7 @@ from lilliput.errors import StateError
 
 MAGIC = b"LILC"
 VERSION = 1
-LIMIT = 1 << 32  # bytes of all tensors together, unless the reader knows better
+LIMIT = 1 << 32  # bytes of all tensors together, unless the reader sets another limit
 STEPS = 1 << 22  # rows of all tensors together: reading that many takes minutes
 _CHUNK = 1 << 20  # values
 _HEADER = 1 << 24  # bytes, inflated
@@ -45,14 +46,14 @@ _EMPTY = Writer().finish(1)
 
 @dataclass(frozen=True)
 class Content:
-    """What a file holds.
+    """The content of a file.
 
     Parameters
     ----------
     tensors : dict
         By name.
     note : str
-        What the writer had to say, such as how a model was shrunk.
+        A note of the writer, such as how a model was shrunk.
     """
 
     tensors: dict[str, Stored]
@@ -60,7 +61,7 @@ class Content:
 
 
 def encode(tensors: Mapping[str, Stored], note: str = "") -> bytes:
-    """Return tensors as the bytes of a file; reading it gives them back bit for bit."""
+    """Return tensors as the bytes of a file; reading it restores them bit by bit."""
     head, body = Bytes(), bytearray()
     head.text(note)
     tensors, twins = _without_twins(tensors)
@@ -95,18 +96,18 @@ def decode(
     limit: int = LIMIT,
     steps: int | None = STEPS,
 ) -> Content:
-    """Read what :func:`encode` wrote, or raise and say what is wrong with it.
+    """Read a file written by :func:`encode`, or raise with the problem.
 
     Parameters
     ----------
     data : bytes
         The file.
     check : callable, optional
-        Called with what the header says before any memory is taken; it may raise.
+        Called with the header before any memory is allocated; it may raise.
     limit : int
-        The most bytes that all tensors may take together.
+        The largest total size of all tensors in bytes.
     steps : int, optional
-        The most rows that may have to be read one after the other; None where the shapes are known to be
+        The largest number of rows that may have to be read sequentially; None if the shapes are known to be
         those of a model.
     """
     source, header = _opened(data)
@@ -142,12 +143,12 @@ def decode(
 
 
 def is_compact(data: bytes) -> bool:
-    """Whether bytes start like such a file."""
+    """Whether bytes start like a compact file."""
     return data[: len(MAGIC)] == MAGIC
 
 
 def read_note(data: bytes) -> str:
-    """Return what the writer of a file had to say, without reading its tensors."""
+    """Return the note in a file, without reading its tensors."""
     return _opened(data)[1].text()
 
 
@@ -199,7 +200,7 @@ def _check_sizes(entries: list[Entry], limit: int, steps: int | None) -> None:
 def _without_twins(
     tensors: Mapping[str, Stored],
 ) -> tuple[dict[str, Stored], dict[str, int]]:
-    """Return tensors that differ, and which the others are equal to: weights are tied by name only."""
+    """Return the distinct tensors, and which one each of the others equals: weights are tied by name only."""
     kept: dict[str, Stored] = {}
     twins: dict[str, int] = {}
     known: dict[tuple[Any, ...], list[int]] = {}

@@ -1,4 +1,4 @@
-"""How a tensor is laid out as a matrix, and with which settings its rows are read."""
+"""How a tensor is laid out as a matrix, and the settings for reading its rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class View:
     Parameters
     ----------
     by_last : bool
-        Whether its columns are the last axis, and not all but the first.
+        Whether its columns are the last axis instead of all but the first.
     is_turned : bool
         Whether rows and columns are exchanged.
     """
@@ -60,21 +60,21 @@ class Layout:
     view: View
     settings: Settings
     has_mask: bool
-    link: int = 0  # which hint of the layer before is used
+    link: int = 0  # which hint of the previous layer is used
 
 
 class Links:
-    """How many weights the units of the layer before have.
+    """The number of weights of each unit in the previous layer.
 
     A unit is a slice of the first axis that is read by one of the second (torch), or a slice of the last axis
-    that is read by one of the last but one (Keras).
+    that is read by one of the second to last (Keras).
     """
 
     def __init__(self) -> None:
         self._counts: dict[int, Array] = {}
 
     def take(self, bits: Array) -> None:
-        """Remember a tensor, if it is a layer's weight."""
+        """Record a tensor, if it is a layer's weight."""
         if bits.ndim > 1 and bits.size:
             others = tuple(range(bits.ndim))
             self._counts = {
@@ -83,7 +83,7 @@ class Links:
             }
 
     def hint(self, link: int, shape: tuple[int, ...]) -> Array | None:
-        """Return a class for each entry of the next tensor, None if the sizes do not fit."""
+        """Return a class for each entry of the next tensor, or None if the sizes do not fit."""
         counts = self._counts.get(link)
         axis = 1 if link == 1 else len(shape) - 2
         if counts is None or len(shape) < 2 or shape[axis] != len(counts):
@@ -93,7 +93,7 @@ class Links:
 
 
 def choose_layout(form: Form, codes: Array, bits: Array, has_mask: bool, links: Links) -> Layout:
-    """Return how the codes are read in the fewest bits, as far as a part of them shows."""
+    """Return the layout that reads the codes in the fewest bits, estimated from a part of them."""
     masked = np.where(bits == 0, -1, codes) if has_mask else codes
     if form.name in ("raw", "float") and not has_mask:
         return Layout(View(), Settings(), has_mask)
@@ -138,5 +138,5 @@ def _views(shape: tuple[int, ...]) -> list[View]:
         return [View()]
     cuts = [False] if len(shape) == 2 else [False, True]
     found = [View(last, turned) for last in cuts for turned in (False, True)]
-    # Very short rows cost time and know too little of each other.
+    # Very short rows are slow and predict each other poorly.
     return [view for view in found if view.shape(shape)[1] >= 8] or [View()]

@@ -1,12 +1,12 @@
-"""What is known about a weight before it is read: models of masks and of values, row by row.
+"""Predict weights before they are read: models of masks and of values, row by row.
 
-A matrix is read row after row. Where weights are left is predicted by how many were left in the column so
-far, and by which neighbours were left: those one and two rows earlier and, for layers that look at images,
-those around the same place one line earlier (``stride`` rows). Which value is left is predicted by the values
-before it, and by the signs of the same neighbours. A unit that has few weights in the layer before has few
-readers in the next one: how many it has there is a hint. Nothing has to be sent but the settings.
+A matrix is read row after row. The position of nonzero weights is predicted by how many the column has so
+far, and by its neighbours: those one and two rows earlier and, for layers on images,
+those around the same position one line earlier (``stride`` rows). A value is predicted by the values
+before it, and by the signs of the same neighbours. A unit with few weights in the previous layer has few
+readers in the next one, so their number is a hint. Only the settings have to be transmitted.
 
-All sums are of integers and everything else is one IEEE operation at a time: the two ends compute the same
+All sums are of integers and everything else is one IEEE operation at a time: both ends compute the same
 numbers on any machine.
 """
 
@@ -22,14 +22,14 @@ from lilliput.compact.ans import SLOTS, Port
 
 Array = Any
 
-STRENGTHS = (1.0, 4.0, 16.0, 64.0, 256.0)  # of the belief that columns are alike
+STRENGTHS = (1.0, 4.0, 16.0, 64.0, 256.0)  # of the prior that columns are alike
 _RAREST = 1 << 8  # slots of the least likely bit
 _PATTERNS, _COUNTS = 24, 24  # contexts by neighbours, and by the column so far
 _STEPS = np.array([1, 2, 4, 8, 16])  # classes of counts
 _MOST_CLASSES = 48
 _LARGEST_STRIDE = 512  # rows
 HINTS = 6
-# How many neighbours a pattern has, three being many.
+# The number of neighbours of a pattern, where three is many.
 _NEAR = np.array([min((i & 1) + (i >> 1 & 1) + (i >> 2 & 1) + (i >> 3), 3) for i in range(24)])
 
 
@@ -44,7 +44,7 @@ class Settings:
     stride : int
         How many rows earlier the neighbour above is, 0 for none.
     has_rows : bool
-        Whether each row starts with how many weights are left in it, by powers of two.
+        Whether each row starts with its number of nonzero weights, by powers of two.
     has_signs : bool
         Whether values are predicted by the signs of their neighbours.
     """
@@ -56,7 +56,7 @@ class Settings:
 
 
 class SymbolModel:
-    """Symbols of which those seen more often are more likely; each context counts for itself."""
+    """Symbols whose probability grows with their count, separately for each context."""
 
     def __init__(self, count: int, contexts: int = 1) -> None:
         self._counts = np.ones((contexts, count), np.int64)
@@ -64,7 +64,7 @@ class SymbolModel:
         self._bounds = self._spread()
 
     def code(self, port: Port, contexts: Array, known: Array | None) -> Array:
-        """Write or read symbols, in pieces that grow with what is known."""
+        """Write or read symbols, in pieces that grow with the number of known symbols."""
         if self._counts.shape[1] == 1:
             return np.zeros(len(contexts), np.int64)
         found, at = np.zeros(len(contexts), np.int64), 0
@@ -98,12 +98,12 @@ class SymbolModel:
 
 
 class Correction:
-    """By how much more often something happens in a context than was expected."""
+    """How much more often something happens in a context than expected."""
 
     def __init__(self, contexts: int, doubt: float) -> None:
         self._hits = np.zeros(contexts)
-        self._expected = np.zeros(contexts)  # in slots: whole numbers, so that no sum is rounded
-        self._doubt = doubt  # occurrences that a context must have to be half believed
+        self._expected = np.zeros(contexts)  # in slots: integers, so that no sum is rounded
+        self._doubt = doubt  # occurrences at which a context has half the weight
 
     def apply(self, shares: Array, contexts: Array) -> Array:
         """Return corrected probabilities."""
@@ -118,7 +118,7 @@ class Correction:
 
 
 class MaskModel:
-    """Where weights are left, by column, neighbours and, if told, by row."""
+    """The positions of nonzero weights, by column, neighbours and optionally by row."""
 
     def __init__(self, columns: int, density: float, settings: Settings) -> None:
         self._prior = STRENGTHS[settings.strength]
@@ -134,13 +134,13 @@ class MaskModel:
         self._seen = np.zeros(_MOST_CLASSES)
 
     def code(self, port: Port, before: Array, hint: Array | None, known: Array | None) -> Array:
-        """Write or read the next row; ``before`` holds all earlier ones."""
+        """Write or read the next row; ``before`` contains all earlier ones."""
         kind = self._code_class(port, known) if self._settings.has_rows else -1
         if kind == 0:
             self._rows += 1
             return np.zeros(len(self._counts), bool)
         pattern = neighbours(before, self._settings.stride)
-        # The column alone, then with its neighbours: these know of the column as well, which is corrected.
+        # The column alone, then with its neighbours, corrected for the information that they share.
         count = classes_of(self._counts) + 6 * _NEAR[pattern]
         start = (self._counts + self._prior * self._density) / (self._rows + self._prior)
         first = start if hint is None else self._by_hint.apply(start, hint)
@@ -195,17 +195,17 @@ def code_matrix(
     signs : array
         Per code, -1, 0 or 1.
     nonzeros : int, optional
-        How many values there are; None: everywhere.
+        The number of values; None: everywhere.
     codes : array, optional
-        What to write: codes, -1 where there is no value.
+        The codes to write, -1 where there is no value.
     hints : array, optional
-        For each place, how much is known to depend on it, as one of ``HINTS`` classes.
+        For each entry, how much is known to depend on it, as one of ``HINTS`` classes.
     """
     rows, columns = shape
     masks = np.ones(shape, bool) if nonzeros is None else np.zeros(shape, bool)
     found = np.zeros(shape, np.int32)
     if not found.size or (nonzeros is None and len(signs) < 2):
-        return masks, found  # nothing is coded, so there is nothing to go through
+        return masks, found  # nothing is coded
     density = (nonzeros or 0) + 1
     model = MaskModel(columns, density / (rows * columns + 2), settings)
     values = SymbolModel(len(signs), 3 if settings.has_signs else 1)
@@ -242,7 +242,7 @@ def neighbours(before: Array, stride: int) -> Array:
 
 
 def classes_of(counts: Array) -> Array:
-    """Return to which of ``HINTS`` classes each count belongs.
+    """Return which of ``HINTS`` classes each count belongs to.
 
     Examples
     --------
@@ -253,7 +253,7 @@ def classes_of(counts: Array) -> Array:
 
 
 def find_stride(mask: Array) -> int:
-    """Return how many rows apart are most alike beyond neighbours, 0 if none are.
+    """Return the distance between the most similar rows beyond neighbours, 0 if none are similar.
 
     Examples
     --------
@@ -282,6 +282,6 @@ def _sign_context(before: Array, stride: int) -> Array:
 
 
 def _slots(shares: Array) -> Array:
-    """Return probabilities as whole numbers of slots, none of them impossible or certain."""
+    """Return probabilities as integer numbers of slots, none of them impossible or certain."""
     slots = (np.minimum(shares, 1.0) * SLOTS).astype(np.int64)
     return np.clip(slots, _RAREST, SLOTS - _RAREST)

@@ -29,7 +29,7 @@ from lilliput.frameworks import backend_of
 
 Types = Mapping[str, tuple[str, tuple[int, ...]]]
 _MOST_LISTED = 5
-# What safetensors calls the types.
+# Names of the types in safetensors.
 _SHORT = {
     "BOOL": "bool",
     **{
@@ -52,23 +52,23 @@ def save(
 ) -> int:
     """Write the weights of a model as one file, and return its bytes.
 
-    What is written is the plain model: masks and the rounding of weights applied, as ``export_model`` does.
-    The model stays as it is. :func:`load` puts the weights into a model of the same class.
+    The file contains the plain model: with masks and the rounding of weights applied, as in ``export_model``.
+    The model is not changed. :func:`load` loads the weights into a model of the same class.
 
     Parameters
     ----------
     model : torch.nn.Module or keras.Model
-        The model, under compressors or not.
+        The model, with or without compressors.
     path : str or path
-        The file; a crash leaves the one that was there or the new one.
+        The file; it is replaced atomically.
     compact : bool
         Whether to write as few bytes as possible: masks, shared or rounded weights and exponents are entropy
-        coded. Every number comes back exactly; only the sign of zero is not kept. Without, the file is a
+        coded. Every number is restored exactly, except for the sign of zero. Otherwise, the file is a
         safetensors file.
     bias_bits : int, optional
-        Round the biases in the file to so many bits, from 2 to 16, with one scale for each: next to weights
-        of 4 bits, of which few are left, float biases would be a quarter of the file. The loaded model then
-        computes with these biases, so evaluate that one. None, the default, keeps them exactly.
+        Round the biases in the file to this number of bits, from 2 to 16, with one scale for each: next
+        to sparse weights of 4 bits, float biases would be a quarter of the file. The loaded model then
+        uses these biases, so evaluate that one. None, the default, keeps them exactly.
 
     Returns
     -------
@@ -81,7 +81,7 @@ def save(
 
 
 def to_bytes(model: Any, compact: bool, bias_bits: int | None = None) -> bytes:
-    """Return what :func:`save` writes."""
+    """Return the bytes that :func:`save` writes."""
     if bias_bits is not None and not (isinstance(bias_bits, int) and 2 <= bias_bits <= 16):
         raise ConfigError(f"bias_bits: received {bias_bits!r}, expected 2 to 16, or None.")
     stored = {name: Stored(*tensor) for name, tensor in backend_of(model).stored(model).items()}
@@ -91,9 +91,9 @@ def to_bytes(model: Any, compact: bool, bias_bits: int | None = None) -> bytes:
 
 
 def load(model: Any, path: str | os.PathLike[str]) -> Any:
-    """Put the weights of a file that :func:`save` wrote into a model, and return it.
+    """Load the weights of a file written by :func:`save` into a model, and return it.
 
-    If names, shapes or types do not fit, or the file is damaged, the model stays as it was.
+    If names, shapes or types do not fit, or the file is damaged, the model is not changed.
     """
     backend = backend_of(model)
     expected = backend.stored_types(model)
@@ -118,9 +118,9 @@ def read_weights(
     path : str or path
         The file.
     expected : dict, optional
-        Type and shape of each tensor there must be; others are refused before memory is taken for them.
+        Type and shape of each expected tensor; others are rejected before memory is allocated for them.
     limit : int
-        The most bytes that all tensors of a compact file may take.
+        The largest total size of all tensors of a compact file in bytes.
     """
     name, data = os.fspath(path), _bytes_of(path)
     try:
@@ -135,7 +135,7 @@ def read_weights(
 
 
 def has_plan(path: str | os.PathLike[str]) -> bool:
-    """Whether a file says how a model was shrunk."""
+    """Whether a file contains how a model was shrunk."""
     data = _bytes_of(path)
     try:
         return is_compact(data) and bool(read_note(data))
@@ -151,9 +151,9 @@ def _bytes_of(path: str | os.PathLike[str]) -> bytes:
 
 
 def convert(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> tuple[int, int]:
-    """Write a safetensors file as a compact one, or the other way; return the bytes of both.
+    """Convert a safetensors file to a compact one, or vice versa; return the bytes of both.
 
-    How a model was shrunk is not part of a safetensors file: a compact file that says so is refused.
+    A safetensors file cannot contain how a model was shrunk: a compact file with that raises an error.
     """
     content = read_weights(source)
     if content.note:
@@ -166,7 +166,7 @@ def convert(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> t
 
 
 def is_compact_file(path: str | os.PathLike[str]) -> bool:
-    """Whether a file starts like a compact one, whatever it is called."""
+    """Whether a file starts like a compact one, whatever its name."""
     try:
         with open(path, "rb") as file:
             return is_compact(file.read(8))
@@ -175,9 +175,9 @@ def is_compact_file(path: str | os.PathLike[str]) -> bool:
 
 
 def without_negative_zeros(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
-    """Return tensors in which every zero is the positive one.
+    """Return tensors in which every zero is positive.
 
-    Masks and rounding leave zeros of both signs, which would take up to a bit each and mean nothing.
+    Masks and rounding produce zeros of both signs, which would take up to a bit each and mean nothing.
     """
     found = {}
     for name, stored in tensors.items():
@@ -194,7 +194,7 @@ def to_safetensors(tensors: Mapping[str, Stored]) -> bytes:
 
     for name, stored in tensors.items():
         check_type(name, stored)
-    # Names for the arrays keep them in memory while safetensors reads it.
+    # References to the arrays keep them in memory while safetensors reads it.
     held = {name: np.ascontiguousarray(stored.bits) for name, stored in tensors.items()}
     specs = {
         name: TensorSpec(
@@ -220,22 +220,20 @@ def parse_safetensors(data: bytes) -> dict[str, Stored]:
     for name, held in found.items():
         dtype = _SHORT.get(held["dtype"])
         if dtype is None:
-            raise StateError(
-                f"tensor {name!r} has the type {held['dtype']}, which is not known here."
-            )
+            raise StateError(f"tensor {name!r} has the type {held['dtype']}, which is unknown.")
         bits = np.frombuffer(bytearray(held["data"]), f"<u{DTYPES[dtype][0]}")
         tensors[name] = Stored(dtype, bits.reshape(held["shape"]))
     return tensors
 
 
 def _rounded(name: str, stored: Stored, bits: int) -> Stored:
-    """Return a bias as multiples of a scale; other tensors as they are."""
+    """Return a bias as multiples of a scale; other tensors unchanged."""
     if not name.endswith("bias") or "float" not in stored.dtype or not stored.bits.size:
         return stored
     if stored.dtype.startswith("float8"):
         raise ConfigError(
-            f"bias_bits: {name!r} is {stored.dtype}, expected float16, bfloat16, float32 or float64; leave "
-            "bias_bits out, or convert the model first."
+            f"bias_bits: {name!r} is {stored.dtype}, expected float16, bfloat16, float32 or float64; omit "
+            "bias_bits, or convert the model first."
         )
     is_brain = stored.dtype == "bfloat16"  # the upper half of a float32
     values = (stored.bits.astype("u4") << 16).view("f4") if is_brain else stored.array()
@@ -244,7 +242,7 @@ def _rounded(name: str, stored: Stored, bits: int) -> Stored:
     if not np.isfinite(largest):
         return stored
     scale = values.dtype.type(largest / (2 ** (bits - 1) - 1))
-    if scale == 0:  # also where a narrow type has no number that small
+    if scale == 0:  # also if a narrow type has no number that small
         return stored
     with np.errstate(over="ignore"):
         rounded = np.round(exact / np.float64(scale)).astype(values.dtype) * scale
@@ -254,7 +252,7 @@ def _rounded(name: str, stored: Stored, bits: int) -> Stored:
 
 
 def _upper_half(values: Any) -> Any:
-    """Return the bits of the bfloat16 nearest to each float32, the even one of two."""
+    """Return the bits of the bfloat16 nearest to each float32, ties to even."""
     bits = values.view("u4")
     return (bits + 0x7FFF + (bits >> 16 & 1) >> 16).astype("u2")
 
@@ -264,7 +262,7 @@ def _compare(entries: list[Entry], expected: Types | None) -> None:
 
 
 def _check_fit(found: Types, expected: Types | None) -> None:
-    """Refuse tensors that are not those of a model."""
+    """Raise for tensors that are not those of a model."""
     if expected is None or found == expected:
         return
     problems = [f"{name!r} is missing" for name in expected if name not in found]

@@ -1,4 +1,4 @@
-"""One tensor: which of four forms is the smallest, and back.
+"""One tensor: choose the smallest of four forms, and restore it.
 
 ===== ==========================================================  =========================
 form  for                                                         what is entropy coded
@@ -9,7 +9,7 @@ table few different values: shared weights, flags                 which of them
 grid  multiples of a scale per tensor, channel or group           the integers
 ===== ==========================================================  =========================
 
-Each can have a mask of the zeros on top.
+Each can have a mask of the zeros in addition.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from lilliput.errors import StateError
 
 Array = Any
 
-# Names of types, bytes of each, and how many bits from the top are worth coding once the sign is at the end.
+# Names of types, bytes of each, and how many leading bits are worth coding once the sign is at the
+# end.
 DTYPES = {
     "bool": (1, 0),
     **{f"{sign}int{8 * n}": (n, 0) for sign in ("", "u") for n in (1, 2, 4, 8)},
@@ -52,7 +53,7 @@ class Stored:
     Parameters
     ----------
     dtype : str
-        One of ``DTYPES``; NumPy need not know it.
+        One of ``DTYPES``, which NumPy need not support.
     bits : array
         Unsigned integers of that size, in the shape of the tensor.
     """
@@ -62,12 +63,12 @@ class Stored:
 
     @classmethod
     def of(cls, array: Array) -> Stored:
-        """Return an array of one of NumPy's types."""
+        """Return an array of one of NumPy's types as bits."""
         whole = np.ascontiguousarray(array).reshape(np.shape(array))
         return cls(str(whole.dtype), whole.view(f"u{whole.dtype.itemsize}"))
 
     def array(self) -> Array:
-        """Return it as an array, bits as they are for types that NumPy does not know."""
+        """Return it as an array, or its bits for types that NumPy does not support."""
         known = {"float8_e4m3fn": "uint8", "float8_e5m2": "uint8", "bfloat16": "uint16"}
         return self.bits.view(known.get(self.dtype, self.dtype))
 
@@ -87,8 +88,8 @@ class Form:
     side : array
         The distinct values or the scales, as bits.
     group : int
-        Which weights share a scale: 0 all, 1 a slice of the first axis, 2 one of the last, else so many
-        in a row as ``GROUPS`` says.
+        Which weights share a scale: 0 all, 1 a slice of the first axis, 2 one of the last, otherwise the
+        number of consecutive weights in ``GROUPS``.
     signs : array
         -1, 0 or 1 for each code.
     """
@@ -102,16 +103,16 @@ class Form:
 
 
 def check_type(name: str, stored: Stored) -> None:
-    """Refuse a tensor of a type that cannot be read again."""
+    """Raise for a tensor of a type that cannot be read again."""
     if stored.dtype not in DTYPES:
         raise StateError(
-            f"tensor {name!r} has the type {stored.dtype}, which files of weights do not hold; expected one "
+            f"tensor {name!r} has the type {stored.dtype}, which weight files do not support; expected one "
             f"of {', '.join(DTYPES)}."
         )
 
 
 def rotated(bits: Array) -> Array:
-    """Return floating-point bits with the sign at the end, so that the exponent is on top."""
+    """Return floating-point bits with the sign at the end, so that the exponent comes first."""
     one, top = bits.dtype.type(1), bits.dtype.type(8 * bits.dtype.itemsize - 1)
     return bits << one | bits >> top
 
@@ -143,9 +144,9 @@ def restore(form: Form, codes: Array, dtype: str, shape: tuple[int, ...]) -> Arr
         return form.side[codes]
     scales = form.side.view(dtype)
     rows = group_rows(codes + form.low, form.group)
-    with np.errstate(all="ignore"):  # scales of a stranger's file may be anything
+    with np.errstate(all="ignore"):  # scales of an untrusted file may be anything
         reals = ungroup_rows(products(scales, rows), form.group, shape)
-    # Codes of pruned weights mean nothing; the mask is applied by the caller.
+    # Codes of pruned weights are meaningless; the mask is applied by the caller.
     return np.ascontiguousarray(reals).view(f"u{DTYPES[dtype][0]}")
 
 
@@ -166,7 +167,7 @@ def ungroup_rows(rows: Array, group: int, shape: tuple[int, ...]) -> Array:
 
 
 def count_groups(group: int, shape: tuple[int, ...]) -> int:
-    """Return how many scales there are, 0 if a tensor cannot be grouped so."""
+    """Return the number of scales, 0 if a tensor cannot be grouped that way."""
     if group == 0:
         return 1
     if len(shape) < 2:
@@ -205,7 +206,7 @@ def grid_signs(low: int, count: int) -> Array:
 
 
 def _grid(stored: Stored, is_sparse: bool) -> tuple[Form, Array] | None:
-    """Return the tensor as integers and scales; coarser groups only if finer ones are needed."""
+    """Return the tensor as integers and scales, with the coarsest groups that suffice."""
     if stored.dtype not in ("float16", "float32", "float64") or stored.bits.size < 2:
         return None
     values = stored.array()
@@ -240,27 +241,27 @@ def _floats(stored: Stored, is_holed: bool) -> tuple[Form, Array] | None:
 
 
 def _size(form: Form, codes: Array, has_mask: bool, bits: Array) -> float:
-    """Return about how many bits a form takes."""
+    """Return approximately how many bits a form takes."""
     is_held = bits != 0 if has_mask else np.ones(bits.shape, bool)
     held = codes[is_held]
     size = entropy(np.array([held.size, bits.size - held.size]))
     if form.count > 1:
         counts = np.bincount(held, minlength=form.count)
-        # What it costs to learn a distribution is about half a logarithm for each code in use.
+        # Learning a distribution costs about half a logarithm for each code in use.
         size += entropy(counts) + 0.5 * np.count_nonzero(counts) * np.log2(held.size + 1)
     size += form.side.size * len(Planes.of(form.side).varying) + (32 if form.side.size else 0)
     return float(size + held.size * len(Planes.of(plain_bits(form, bits[is_held])).varying))
 
 
 def plain_bits(form: Form, values: Array) -> Array:
-    """Return the part of values that codes do not tell."""
+    """Return the part of values that codes do not contain."""
     if form.name == "raw":
         return values
     return low_bits(values) if form.name == "float" else np.zeros(0, values.dtype)
 
 
 def low_bits(values: Array) -> Array:
-    """Return what is below the exponent, with the sign at the end."""
+    """Return the bits below the exponent, with the sign at the end."""
     width = 11 if values.dtype.itemsize == 8 else 8
     mask = (1 << 8 * values.dtype.itemsize - width) - 1
     return rotated(values) & values.dtype.type(mask)

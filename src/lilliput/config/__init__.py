@@ -1,1 +1,1 @@
-"""1. What the user asks: rules, files, selection."""
+"""1. What the user requests: rules, files, selection."""

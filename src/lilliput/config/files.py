@@ -1,4 +1,4 @@
-"""Config lists in YAML and JSON files: read with care, written so that they read back the same.
+"""Config lists in YAML and JSON files: read safely, and written so that they read back the same.
 
 A config file comes from anywhere, so nothing in it runs code, and its size, nesting and aliases are
 bounded before anything is built from it.
@@ -22,7 +22,7 @@ MAX_BYTES = 1 << 20
 MAX_DEPTH = 50
 MAX_ALIASES = 100
 MAX_NODES = 20_000  # of YAML, which takes a second or two to read that many
-# More than a file of MAX_BYTES can hold; reached only by aliases of aliases.
+# More than a file of MAX_BYTES can contain; reached only by nested aliases.
 MAX_VALUES = 1_000_000
 
 _YAML_SUFFIXES = (".yaml", ".yml")
@@ -47,7 +47,7 @@ def read_rules(
         The file, UTF-8, at most 1 MiB.
     section : sequence of str
         The names of the algorithm. A section matches if its name is one of them, with or without
-        the prefix of the framework, whatever its case, ``_`` and ``-``. When empty, the file must
+        the prefix of the framework, ignoring case, ``_`` and ``-``. If empty, the file must
         have exactly one section for this framework.
     framework : str
         ``"torch"`` or ``"keras"``. Sections with the prefix of another framework (``tf`` or
@@ -56,7 +56,7 @@ def read_rules(
     Returns
     -------
     list
-        The entries as they are in the file, plain values only; they are not validated here.
+        The entries of the file, plain values only; they are not validated here.
 
     Raises
     ------
@@ -84,12 +84,12 @@ def read_rules(
 def read_rules_by_framework(
     path: str | os.PathLike[str], section: Sequence[str], frameworks: Sequence[str]
 ) -> dict[str, list[Any]]:
-    """Read the config list of a file for each of several frameworks that it has one for.
+    """Read the config list of a file for each of several frameworks for which it has one.
 
     Raises
     ------
     ConfigError
-        When it has one for none of them; the error is that of the first.
+        If it has none for any of them; the error is that of the first.
 
     Examples
     --------
@@ -113,9 +113,9 @@ def read_rules_by_framework(
 
 
 def write_rules(rules: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]) -> None:
-    """Write a config list as YAML or JSON, as the suffix of ``path`` says.
+    """Write a config list as YAML or JSON, depending on the suffix of ``path``.
 
-    The file is replaced in one step, and only after checking that it reads back as ``rules``.
+    The file is replaced atomically, and only after checking that it reads back as ``rules``.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ def write_rules(rules: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]
     Raises
     ------
     ConfigError
-        When a value cannot be written exactly, or the suffix is another.
+        If a value cannot be written exactly, or the suffix is unknown.
 
     Examples
     --------
@@ -156,7 +156,7 @@ def write_rules(rules: Sequence[Mapping[str, Any]], path: str | os.PathLike[str]
 
 
 class BadFileError(Exception):
-    """What is wrong with a file, before its name is added."""
+    """The problem of a file, before its name is added."""
 
 
 def _fail(message: str) -> NoReturn:
@@ -169,12 +169,12 @@ def _check_suffix(file: Path) -> None:
 
 
 def read_bytes(file: Path) -> bytes:
-    """Return what a YAML or JSON file holds, but not more than a config list needs."""
+    """Return the content of a YAML or JSON file, limited to what a config list needs."""
     try:
         if file.is_dir():
             _fail("is a folder, expected a YAML or JSON file")
         _check_suffix(file)
-        # A pipe or a device is refused before it is opened, because opening one can block forever.
+        # A pipe or a device is rejected before it is opened, because opening one can block forever.
         if not file.is_file():
             there = file.parent.iterdir() if file.parent.is_dir() else ()
             _fail(f"there is no such file.{nearest(file.name, [other.name for other in there])}")
@@ -186,7 +186,7 @@ def read_bytes(file: Path) -> bytes:
 
 
 def parse_text(data: bytes, suffix: str) -> Any:
-    """Turn the bytes of a file into plain values."""
+    """Parse the bytes of a file into plain values."""
     if len(data) > MAX_BYTES:
         _fail(f"is larger than {MAX_BYTES >> 20} MiB, which no config list needs")
     try:
@@ -229,7 +229,7 @@ def _parse_yaml(text: str) -> Any:
     try:
         _check_events(YAML(typ="safe", pure=True).parse(io.StringIO(text)))
         yaml = YAML(typ="safe", pure=True)
-        yaml.composer.warn_double_anchors = False  # using an anchor's name again is valid YAML
+        yaml.composer.warn_double_anchors = False  # reusing an anchor's name is valid YAML
         value = yaml.load(io.StringIO(text))
     except BadFileError:
         raise
@@ -239,7 +239,7 @@ def _parse_yaml(text: str) -> Any:
         _fail(f"{where}{error.problem or error.context}")
     except (YAMLError, RecursionError) as error:
         _fail(str(error).strip().splitlines()[0])
-    except Exception as error:  # on malformed scalars ruamel lets all kinds of errors through
+    except Exception as error:  # for malformed scalars ruamel raises all kinds of errors
         _fail(f"is not valid YAML ({type(error).__name__}: {error})")
     if value is None:
         _fail("is empty, expected a list of rules")
@@ -247,7 +247,7 @@ def _parse_yaml(text: str) -> Any:
 
 
 def _check_events(events: Iterable[Any]) -> None:
-    """Refuse what would be costly or dangerous to build, while it is still a stream of tokens."""
+    """Reject what would be costly or dangerous to build, while it is still a stream of tokens."""
     from ruamel.yaml import events as ev
 
     depth = aliases = nodes = 0
@@ -289,7 +289,7 @@ def _check_events(events: Iterable[Any]) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Copy a value, refusing all but plain finite data; no two places of the copy share a part."""
+    """Copy a value, rejecting all but plain finite data; no parts of the copy are shared."""
     left = MAX_VALUES
 
     def copy(part: Any, depth: int) -> Any:
@@ -329,7 +329,7 @@ def _kind(value: Any) -> str:
 
 
 def dump(plain: Any, suffix: str) -> bytes:
-    """Return plain values as YAML or JSON, as the suffix says."""
+    """Return plain values as YAML or JSON, depending on the suffix."""
     try:
         if suffix.lower() not in _YAML_SUFFIXES:
             return (json.dumps(plain, indent=2) + "\n").encode()
@@ -344,7 +344,7 @@ def _dump_yaml(plain: Any) -> bytes:
 
     class Representer(SafeRepresenter):
         def represent_text(self, text: str) -> Any:
-            # ruamel leaves some line breaks of Unicode bare; only in double quotes it escapes all.
+            # ruamel leaves some Unicode line breaks unescaped except in double quotes.
             style = None if text.isprintable() else '"'
             return self.represent_scalar(f"{_TAG}str", text, style=style)
 
@@ -360,7 +360,7 @@ def _dump_yaml(plain: Any) -> bytes:
 
 
 def _find_list(value: Any, names: Sequence[str], framework: str) -> list[Any]:
-    """Pick the list of rules out of one of the three forms of a file."""
+    """Return the list of rules from one of the three forms of a file."""
     if isinstance(value, list):
         return value
     if not isinstance(value, dict):

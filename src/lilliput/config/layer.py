@@ -1,4 +1,4 @@
-"""What a rule selects: one weight of one layer, described without naming a framework."""
+"""What a rule selects: one weight of one layer, described independently of a framework."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lilliput.printing import printable, shown
 
 
 class QuantType(str, Enum):
-    """Which tensor of a layer a quantizer is looking at.
+    """Which tensor of a layer is quantized.
 
     Examples
     --------
@@ -25,9 +25,9 @@ class QuantType(str, Enum):
 
 @dataclass(frozen=True, eq=False)
 class Owner:
-    """A module that holds the weight: tied weights have several.
+    """A module with the weight: tied weights have several.
 
-    ``paths`` are all the places of the module in the model: one that is used twice has two.
+    ``paths`` are all paths of the module in the model: one that is used twice has two.
     """
 
     paths: tuple[str, ...]
@@ -37,43 +37,43 @@ class Owner:
 
     @property
     def path(self) -> str:
-        """The first of its places."""
+        """Its first path."""
         return self.paths[0]
 
 
 @dataclass(frozen=True, eq=False)
 class LayerInfo:
-    """One compressible layer: the unit that a rule selects and a wrapper is made for.
+    """One compressible layer: the unit that a rule selects and a wrapper is created for.
 
-    A module with several weights (an LSTM) gives one ``LayerInfo`` per weight, so that no algorithm
-    has to know of it. A weight shared by several modules gives one ``LayerInfo`` with several owners.
+    A module with several weights (an LSTM) has one ``LayerInfo`` per weight, so that algorithms
+    need not handle it. A weight shared by several modules has one ``LayerInfo`` with several owners.
 
     Parameters
     ----------
     name : str
-        Path of the module, or path and weight name where the module holds several weights.
+        Path of the module, or path and weight name if the module has several weights.
     type : str
         Class name of the module.
     owners : tuple of Owner
-        Every module that holds this weight; the first one gives ``module``.
+        All modules with this weight; the first one is ``module``.
     shape : tuple of int
-        Shape of the weight, empty where there is none (an activation layer).
+        Shape of the weight, empty if there is none (an activation layer).
     types : frozenset of str
-        Class names under which ``op_types`` finds it: its owners' classes and their bases.
+        Class names by which ``op_types`` finds it: its owners' classes and their bases.
     is_bypassed : bool
         Whether its parent uses the weight without calling the module, so that input and output are
         never seen (``out_proj`` of ``MultiheadAttention``).
     config : dict
-        The rule that took this layer, filled in by selection.
+        The rule that selected this layer, filled in by selection.
     out_axis, in_axis : int
         The axes of the weight that count output and input channels.
     out_groups : int
-        How many blocks of output channels lie behind each other on the other axis: the groups of a
+        The number of blocks of output channels along the other axis: the groups of a
         transposed convolution.
     channel_axis : int
         The axis of the layer's output that counts channels.
     is_parameter : bool
-        Whether this is one parameter of any kind, named in full, and not a layer that rules select.
+        Whether this is one parameter of any kind, with its full name, instead of a layer that rules select.
     """
 
     name: str
@@ -105,12 +105,12 @@ class LayerInfo:
 
     @property
     def weight_name(self) -> str | None:
-        """Attribute under which the module holds the weight, None for a layer without one."""
+        """The module's attribute of the weight, None for a layer without one."""
         return self.owners[0].weight_name
 
     @property
     def bias_name(self) -> str | None:
-        """Attribute of the bias that belongs to the weight, None if there is none."""
+        """The attribute of the bias that belongs to the weight, or None."""
         return self.owners[0].bias_name
 
     @property
@@ -132,6 +132,6 @@ class LayerInfo:
 
     @property
     def names(self) -> frozenset[str]:
-        """Every name under which ``op_names`` finds it."""
+        """All names by which ``op_names`` finds it."""
         paths = (path for owner in self.owners for path in owner.paths if path)
         return frozenset({self.name, *paths})

@@ -1,4 +1,4 @@
-"""From what the user wrote (dicts or a file) to typed rules, or all errors at once."""
+"""From the user's config list (dicts or a file) to typed rules, or all errors at once."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ ConfigList = Sequence[Mapping[str, Any] | Rule] | Mapping[str, Any] | Rule | str
 
 log = logging.getLogger("lilliput")
 
-MAX_RULES = 10_000  # a rule for each layer of the largest models
+MAX_RULES = 10_000  # one rule for each layer of the largest models
 
 
 @dataclass(frozen=True)
 class ParsedRules:
-    """Typed rules, for each the index of the user's rule that it came from, and all faults."""
+    """Typed rules, the index of the user's rule for each of them, and all problems."""
 
     rules: list[Rule]
     origins: list[int]
@@ -41,22 +41,22 @@ def parse_rules(
     framework: str = "torch",
     users_of_key: Callable[[], Mapping[str, Sequence[str]]] = dict,
 ) -> ParsedRules:
-    """Turn a config list into typed rules and collect what is wrong with it.
+    """Turn a config list into typed rules and collect its problems.
 
     Parameters
     ----------
     config_list : list of dict, dict, or path of a YAML or JSON file
-        What the user asks for; rules in the keys of an older config language are translated.
+        The user's rules; those in the keys of an older config language are translated.
     rule : type of Rule
-        The keys that the algorithm understands.
+        The keys of the algorithm.
     algorithm : str
         Name for messages.
     sections : sequence of str
-        Names that the algorithm may have in a file.
+        Names of the algorithm that may occur in a file.
     framework : str
-        ``"torch"`` or ``"keras"``: decides which prefixed sections of a file count.
+        ``"torch"`` or ``"keras"``: decides which prefixed sections of a file apply.
     users_of_key : callable
-        Returns, for keys that this algorithm does not have, who does. Asked when a hint needs it.
+        Returns, for keys that this algorithm does not have, the algorithms that do. Called for hints only.
 
     Examples
     --------
@@ -80,7 +80,7 @@ def parse_rules(
             continue
         try:
             entry = dict(entry)
-        except Exception as error:  # a mapping of the user's own, which runs their code
+        except Exception as error:  # a custom mapping, which runs the user's code
             text = f"its keys cannot be read ({type(error).__name__}); use a plain dict."
             problems.append(Problem(place, text))
             continue
@@ -97,7 +97,7 @@ def parse_rules(
 def _in_todays_keys(
     entry: Mapping[str, Any], origin: int, rule: type[Rule], problems: list[Problem]
 ) -> list[Mapping[str, Any]]:
-    """Return a rule as it is if the schema knows it, else as the older spellings read."""
+    """Return a rule unchanged if the schema accepts it, otherwise translated from older spellings."""
     if _is_known(entry, rule):
         return [entry]
     from lilliput.compat.nni.config.dialects import translate  # needed by older config lists only
@@ -114,7 +114,7 @@ def _is_known(entry: Mapping[str, Any], rule: type[Rule]) -> bool:
         rule.model_validate(dict(entry))
     except ValidationError:
         return False
-    # A rule may permit keys beside its own, and an older key is not to be taken for one of those.
+    # A rule may permit keys besides its own, but an older key must not be treated as one of those.
     return all(key in rule.model_fields for key in entry)
 
 

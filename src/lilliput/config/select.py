@@ -1,4 +1,4 @@
-"""Which rule takes which layer: the last rule that matches wins, as a whole."""
+"""Match rules with layers: the last rule that matches wins, as a whole."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from lilliput.printing import printable, shown
 
 @dataclass(frozen=True)
 class Decision:
-    """What happens to one layer, and which rule (by the user's numbering) said so."""
+    """The decision on one layer, and the rule (in the user's numbering) that made it."""
 
     layer: LayerInfo
     rule: int | None
     excluded: bool = False
-    obstacle: str = ""  # why the algorithm has to leave a layer alone that a rule selects
-    default: str = ""  # why the algorithm takes a layer that no rule names
+    obstacle: str = ""  # why the algorithm cannot compress a layer that a rule selects
+    default: str = ""  # why the algorithm compresses a layer that no rule names
 
     @property
     def why(self) -> str:
@@ -44,7 +44,7 @@ class Decision:
 
 @dataclass(frozen=True)
 class Selection:
-    """The outcome of matching a config list with a model's layers."""
+    """The result of matching a config list with a model's layers."""
 
     decisions: tuple[Decision, ...]
     problems: tuple[Problem, ...]
@@ -55,7 +55,7 @@ class Selection:
         return [d.layer for d in self.decisions if d.is_chosen]
 
     def __str__(self) -> str:
-        """Print one line per layer: name, type, shape, which rule took it and what it asks."""
+        """Return one line per layer: name, type, shape, its rule and the settings."""
         rows: list[tuple[str, ...]] = [("layer", "type", "weight", "decision", "asks for")]
         for decision in self.decisions:
             layer = decision.layer
@@ -90,11 +90,11 @@ def select(
     Parameters
     ----------
     layers : sequence of LayerInfo
-        Everything in the model that could be compressed.
+        Everything in the model that can be compressed.
     rules : sequence of Rule
         In the order the user wrote them.
     default_types : collection of str
-        What ``'default'`` means.
+        The meaning of ``'default'``.
     origins : sequence of int, optional
         The user's number of each rule, for messages.
     is_known_type : callable
@@ -131,36 +131,36 @@ def select(
 
 
 class _Match:
-    """What one rule asks of a layer."""
+    """The selection of one rule."""
 
     def __init__(self, rule: Rule, default_types: Collection[str]) -> None:
         types = rule.op_types or ["default"]
         expanded = (default_types if name == "default" else [name] for name in types)
         self.types = _Entries(name for names in expanded for name in names)
         self.names = _Entries(rule.op_names or ())
-        # A layer that is named in full is meant, whatever its type.
+        # A layer with its full name is meant, whatever its type.
         self.full_names = frozenset() if rule.op_types else frozenset(rule.op_names or ())
 
     def takes(self, layer: LayerInfo) -> bool:
-        """Whether type and name fit."""
+        """Whether type and name match."""
         names = layer.names
         of_type = self.types.accept(layer.types) or not self.full_names.isdisjoint(names)
         return of_type and self.names.accept(names, patterns=True)
 
 
 class _Entries:
-    """A list of names, of which some are negated."""
+    """A list of names, some of which are negated."""
 
     def __init__(self, entries: Iterable[str]) -> None:
         listed = list(entries)
         self.wanted = frozenset(entry for entry in listed if not entry.startswith("!"))
         self.unwanted = frozenset(entry[1:] for entry in listed if entry.startswith("!"))
-        # Most entries are plain names, which a set finds at once.
+        # Most entries are plain names, which a set finds immediately.
         self.patterns = [entry for entry in self.wanted if _is_pattern(entry)]
         self.unwanted_patterns = [entry for entry in self.unwanted if _is_pattern(entry)]
 
     def accept(self, names: Collection[str], patterns: bool = False) -> bool:
-        """Whether one positive entry holds (or there is none) and no negated one does."""
+        """Whether one positive entry matches (or there is none) and no negated one does."""
         wanted, unwanted = (self.patterns, self.unwanted_patterns) if patterns else ((), ())
         is_wanted = not self.wanted or _any_fits(self.wanted, wanted, names)
         return is_wanted and not _any_fits(self.unwanted, unwanted, names)
@@ -192,7 +192,7 @@ def _compile(pattern: str) -> re.Pattern[str] | None:
 
 
 class _Inventory:
-    """What is in a model, to check rules against; ``str()`` counts the layers by type."""
+    """The layers of a model, to check rules against; ``str()`` counts them by type."""
 
     def __init__(self, layers: Sequence[LayerInfo], is_known_type: Callable[[str], bool]) -> None:
         self.is_known_type = is_known_type
@@ -213,7 +213,7 @@ class _Inventory:
         )
 
     def find_problems(self, rule: Rule, place: str, has_hits: bool) -> list[Problem]:
-        """Return which names of a rule are not in the model, or that it takes no layer."""
+        """Return which names of a rule are not in the model, or that it selects no layer."""
         problems = [
             Problem(f"{place} → op_types", f"{shown(name)} matches no layer.{hint} {self}", True)
             for name, hint in self._unknown_types(rule)

@@ -1,6 +1,6 @@
 """Typed rules: the valid values of each key of a config list.
 
-An algorithm that needs a key of its own extends the rule it starts from and names it::
+An algorithm that needs its own key extends the rule it starts from and names it::
 
     class MyRule(PruneRule):
         temperature: float = 1.0
@@ -75,7 +75,7 @@ Block = Annotated[list[Count], Field(min_length=2, max_length=2), BeforeValidato
 
 
 class Rule(BaseModel):
-    """Which layers: the keys that every algorithm shares."""
+    """Layer selection: the keys that every algorithm shares."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
@@ -90,7 +90,7 @@ class Rule(BaseModel):
     exclude: bool = Field(False, description="True to leave these layers alone.")
 
     def settings(self) -> dict[str, Any]:
-        """Return the rule as the plain dict that a wrapper carries, without the keys that were not set."""
+        """Return the rule as a plain dict for wrappers, without the keys that were not set."""
         return self.model_dump(exclude_none=True, exclude={"exclude"})
 
 
@@ -114,7 +114,7 @@ class PatternKeys(BaseModel):
 
     @property
     def pattern_sparsity(self) -> float | None:
-        """The sparsity of an N:M pattern, None if there is none."""
+        """The sparsity of an N:M pattern, or None."""
         if not isinstance(self.granularity, str):
             return None
         kept, of = map(int, self.granularity.split(":"))

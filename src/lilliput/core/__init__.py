@@ -1,1 +1,1 @@
-"""3. The engine, free of any framework."""
+"""3. The engine, independent of any framework."""

@@ -1,4 +1,4 @@
-"""Bring a compressor's config list and a model together: parse, select, and report all faults."""
+"""Match a compressor's config list with a model: parse, select layers, and report all problems."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger("lilliput")
 
 
 def select_layers(compressor: Any, backend: Backend) -> Selection:
-    """Return which rule takes which layer of the bound model, or raise all that is wrong."""
+    """Return which rule selects which layer of the bound model, or raise with all problems."""
     cls, model = type(compressor), compressor.bound_model
     if backend.name not in cls.backends:
         raise UnsupportedModelError(
@@ -49,13 +49,13 @@ def select_layers(compressor: Any, backend: Backend) -> Selection:
 
 
 def names_of(cls: type) -> list[str]:
-    """Return the names that an algorithm may have in a file."""
+    """Return the names of an algorithm that may occur in a file."""
     known = getattr(cls, "adapts", None) or cls
     return [cls.__name__, *(name for each in REGISTRIES for name in each.names_of(known))]
 
 
 def _without_unmatched(selection: Selection, title: str) -> Selection:
-    """Log which names match nothing, and leave what else is wrong."""
+    """Log the names that match nothing, and return the selection with the other problems."""
     for problem in selection.problems:
         if problem.is_unmatched:
             log.warning("%s: %s", title, problem)
@@ -67,7 +67,7 @@ def _parse(compressor: Any, backend: Backend) -> ParsedRules:
     cls = type(compressor)
     rule: type[Rule] = cls.rule
     if compressor._checks_config:
-        # The author checks the config himself, so keys that we do not know are his own.
+        # The author validates the config, so unknown keys are allowed.
         rule = type(rule.__name__, (rule,), {"model_config": {"extra": "allow"}})
     config_list = compressor.config_list
     if config_list is None:
@@ -76,7 +76,7 @@ def _parse(compressor: Any, backend: Backend) -> ParsedRules:
 
 
 def keys_in_use() -> dict[str, Sequence[str]]:
-    """Return, for every config key, the registered algorithms that understand it."""
+    """Return, for every config key, the registered algorithms that use it."""
     users: dict[str, list[str]] = {}
     for cls in chain.from_iterable(REGISTRIES):
         for key in cls.rule.model_fields:

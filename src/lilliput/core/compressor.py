@@ -26,7 +26,7 @@ log = logging.getLogger("lilliput")
 
 
 def then_refresh(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Make an author's ``step`` or ``update_epoch`` end with a refresh of the masks."""
+    """Make an author's ``step`` or ``update_epoch`` refresh the masks at the end."""
 
     @functools.wraps(method)
     def call(self: Compressor, *args: Any, **kwargs: Any) -> Any:
@@ -46,37 +46,34 @@ def then_refresh(method: Callable[..., Any]) -> Callable[..., Any]:
 class Compressor:
     """Wrap the layers that a config list selects, and keep them compressed while the model trains.
 
-    Constructing one reads the model and checks the config, and leaves the model as it is. With an
-    optimizer, its steps are followed from then on, so that what a criterion sees before ``compress()``
-    counts. ``compress()`` changes the model in place and returns it; ``strip()`` is its exact inverse.
+    The constructor reads the model and validates the config, but does not change the model. With an
+    optimizer, its steps are followed from then on, so that a criterion can observe training before
+    ``compress()``. ``compress()`` changes the model in place and returns it; ``strip()`` is its exact
+    inverse.
 
     Parameters
     ----------
     model : object, optional
-        The model. May be left out, and given to ``compress(model)`` later.
+        The model. Can be omitted and passed to ``compress(model)`` later.
     config_list : list of dict, or path of a YAML or JSON file
         What to compress and how; see the config language in the documentation.
     optimizer : object, optional
-        The optimizer that trains the model. It is hooked at once; after each of its steps, masks are
-        kept up to date. Without it, call ``step()`` and ``update_epoch()`` yourself.
+        The optimizer that trains the model. It is hooked immediately, and masks are updated after each
+        of its steps. Without it, call ``step()`` and ``update_epoch()`` yourself.
     """
 
     kind: ClassVar[str] = "compressor"
     rule: ClassVar[type[Rule]] = Rule
     default_types: ClassVar[frozenset[str] | None] = None  # None: the backend's own list
     backends: ClassVar[tuple[str, ...]] = ("torch", "keras")
-    tracked: ClassVar[tuple[str, ...]] = ()  # attributes that belong to the saved state
-    _first_epoch: ClassVar[int] = (
-        1  # of a recipe; 0: masks come to weights that were trained before
-    )
-    paper: ClassVar[str] = ""  # where the algorithm comes from, for ``lilliput list``
-    adapts: ClassVar[type | None] = None  # the algorithm that this class gives an older form
-    _strict_names: ClassVar[bool] = (
-        True  # False: a name that matches no layer is logged, not refused
-    )
-    _wrapper_type: ClassVar[Any] = None  # None: the framework's own, for this kind of compressor
+    tracked: ClassVar[tuple[str, ...]] = ()  # attributes that are part of the saved state
+    _first_epoch: ClassVar[int] = 1  # of a recipe; 0 if training precedes the first masks
+    paper: ClassVar[str] = ""  # origin of the algorithm, for ``lilliput list``
+    adapts: ClassVar[type | None] = None  # the algorithm that this class provides in an older form
+    _strict_names: ClassVar[bool] = True  # False: only log a name that matches no layer
+    _wrapper_type: ClassVar[Any] = None  # None: the framework's wrapper for this kind of compressor
 
-    # Class-level values, so that a subclass whose __init__ never calls super() works as well.
+    # Class-level defaults, so that a subclass whose __init__ never calls super() works, too.
     bound_model: Any = None
     config_list: Any = None
     optimizer: Any = None
@@ -106,16 +103,16 @@ class Compressor:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name in ("step", "update_epoch"):
-            method = getattr(cls, name)  # it may come from a mixin
+            method = getattr(cls, name)  # it may be inherited from a mixin
             if not hasattr(method, "refreshes"):
                 setattr(cls, name, then_refresh(method))
 
-    # -- the journey ------------------------------------------------------------------------------
+    # -- workflow ---------------------------------------------------------------------------------
 
     def compress(self, model: Any = None) -> Any:
         """Wrap the selected layers in place and return the model.
 
-        If anything fails, the model is as it was.
+        If anything fails, the model is unchanged.
         """
         before = self.bound_model
         self._take(model)
@@ -148,7 +145,7 @@ class Compressor:
             self._watch_optimizer()
             raise
         self._has_compressed = True
-        self._parts = ()  # a layer that is replaced later is not kept alive
+        self._parts = ()  # do not keep a layer alive that is replaced later
         return self.bound_model
 
     @then_refresh
@@ -160,9 +157,9 @@ class Compressor:
         """Follow one epoch; call it at the start of each epoch, counting from 0."""
 
     def strip(self) -> Any:
-        """Leave the model as a plain one and return it.
+        """Turn the model into a plain one again and return it.
 
-        Parameters keep their identity, the state dict its original keys, and every hook is gone.
+        Parameters keep their identity, the state dict its original keys, and all hooks are removed.
         Pruned weights are zeros; after a quantizer the weights are the trained float ones.
         """
         if self.bound_model is None:
@@ -173,18 +170,18 @@ class Compressor:
             self.remove_activation_collector(identifier)
         return self.bound_model
 
-    # -- what authors override ----------------------------------------------------------------------
+    # -- methods that authors override -------------------------------------------------------------
 
     def preprocess_model(self, model: Any) -> Any:
-        """Change the model before its layers are looked up; return the new one, or None."""
+        """Change the model before its layers are looked up; return the new model, or None."""
 
     def bind_model(self, model: Any) -> None:
-        """Prepare for the model; its wrappers exist by now, and are attached right after."""
+        """Prepare for the model; its wrappers exist, and are attached right after this."""
 
     def validate_config(self, model: Any, config_list: Any) -> None:
-        """Check the config list; raise to refuse it. Overriding this permits keys of your own."""
+        """Validate the config list and raise if it is invalid. Overriding this permits keys of your own."""
 
-    # -- what authors and users call ---------------------------------------------------------------
+    # -- methods for authors and users -------------------------------------------------------------
 
     def get_modules_wrapper(self) -> list[Any]:
         """Return the wrappers, one per selected layer, in the model's order."""
@@ -194,17 +191,17 @@ class Compressor:
 
     @property
     def selection(self) -> Selection:
-        """Which rule took which layer."""
+        """Which rule selects which layer."""
         if self._selection is None:
             raise StageError("no model is bound yet; call compress(model) first.")
         return self._selection
 
     def explain(self) -> str:
-        """Return a table of which rule took which layer, and why."""
+        """Return a table of which rule selects which layer, and why."""
         return str(self.selection)
 
     def set_wrappers_attribute(self, name: str, value: Any) -> None:
-        """Give every wrapper an attribute of its own; a tensor becomes a buffer.
+        """Set an attribute on every wrapper; a tensor becomes a buffer.
 
         Each wrapper gets a copy, so a list is never shared between layers.
         """
@@ -213,7 +210,7 @@ class Compressor:
             wrapper.set_attribute(name, copy.deepcopy(value))
 
     def add_activation_collector(self, collector: Callable[[Any, Any, Any], Any]) -> int:
-        """Call ``collector(wrapper, input_, output)`` after each forward; return its identifier."""
+        """Call ``collector(wrapper, input_, output)`` after each forward pass; return its identifier."""
         if self._wrappers is None:
             raise StageError("add_activation_collector() needs a model; bind one first.")
         if self._collector_ids is None:
@@ -224,7 +221,7 @@ class Compressor:
         return identifier
 
     def remove_activation_collector(self, fwd_id: int) -> None:
-        """Stop calling the collector of that identifier."""
+        """Remove the collector with this identifier."""
         if fwd_id not in self._collectors:
             raise StageError(
                 f"no collector has the identifier {fwd_id!r}; it may already have been removed."
@@ -253,12 +250,12 @@ class Compressor:
             self._watch_optimizer()
 
     def callback(self) -> Any:
-        """Return a callback that follows ``model.fit`` of a Keras model: its epochs and its steps."""
+        """Return a callback for ``model.fit`` of a Keras model that follows epochs and steps."""
         self._need_model("callback()")
         return self._backend.callback(self)
 
     def state(self) -> CompressionState:
-        """Return masks, scales and progress as data that can be saved; see CompressionState."""
+        """Return masks, scales and progress as data to save; see CompressionState."""
         self._need_model("state()")
         return capture(self)
 
@@ -271,11 +268,11 @@ class Compressor:
             state = CompressionState.load(Path(state))
         self._need_model("load_state()")
         if not self.is_wrapped:
-            self._prepare()  # so that compress() finds nothing to prepare, and forgets nothing
+            self._prepare()  # so that compress() has nothing to prepare, and overwrites nothing
         restore(self, state, then=self._take_state)
         if self.is_wrapped:
             self._backend.reshard(self.bound_model)
-            # Not in the optimizer: its state is loaded by its owner, before or after this one.
+            # Except in the optimizer: its state is loaded by the user, before or after this.
             self._backend.apply_masks(self._every_wrapper())
             self._backend.narrow_norms(self._every_wrapper())
 
@@ -287,9 +284,9 @@ class Compressor:
         input_shape: tuple[int, ...] | None = None,
         device: Any = None,
     ) -> None:
-        """Write the compressed model as a plain one; the bound model stays as it is.
+        """Write the compressed model as a plain one; the bound model is not changed.
 
-        What other compressors did to the model is written as well.
+        The effects of other compressors on the model are included.
 
         Parameters
         ----------
@@ -301,14 +298,14 @@ class Compressor:
         onnx_path, input_shape : optional
             Also write an ONNX file, traced with an input of that shape.
         device : optional
-            Where to trace; by default where the model is.
+            Device for tracing; by default that of the model.
         """
         if not self._has_compressed:
             raise StageError("export_model() was called before compress(); call compress() first.")
         self._write_files(PlainFiles(model_path, mask_path, onnx_path, input_shape, device))
 
     def _write_files(self, files: PlainFiles) -> None:
-        """Write what :meth:`export_model` has found to be ready."""
+        """Write the files that :meth:`export_model` has validated."""
         self._backend.export(self.bound_model, self._every_wrapper(), files)
 
     def __repr__(self) -> str:
@@ -323,14 +320,14 @@ class Compressor:
             "save state() and load it into a new one."
         )
 
-    # -- the engine room ---------------------------------------------------------------------------
+    # -- internals ---------------------------------------------------------------------------------
 
     @property
     def _preprocesses(self) -> bool:
         return type(self).preprocess_model is not Compressor.preprocess_model
 
     def _need_model(self, what: str) -> None:
-        """Raise if no model is bound yet, which something needs."""
+        """Raise if no model is bound yet, naming the call that needs it."""
         if self._wrappers is None:
             raise StageError(f"{what} was called before a model was bound; call compress() first.")
 
@@ -347,7 +344,7 @@ class Compressor:
         self.bound_model = model if self.bound_model is None else self.bound_model
 
     def _bind(self) -> None:
-        """Check the config against the model, and make the wrappers; the model is only read."""
+        """Match the config with the model and create the wrappers; the model is only read."""
         self._backend = backend_of(self.bound_model)
         selection = select_layers(self, self._backend)
         others = self._companion_layers(selection)
@@ -364,54 +361,54 @@ class Compressor:
 
     @property
     def _checks_config(self) -> bool:
-        """Whether the author overrode :meth:`validate_config`."""
+        """Whether the author overrides :meth:`validate_config`."""
         return type(self).validate_config is not Compressor.validate_config
 
     def _find_layers(self) -> list[LayerInfo]:
-        """Return what rules can select in the bound model."""
+        """Return the layers of the bound model that rules can select."""
         return list(self._backend.layers(self.bound_model))
 
     def _can_wrap(self, layer: LayerInfo) -> bool:
-        """Whether this kind of compressor has any use for a layer."""
+        """Whether this kind of compressor can use a layer."""
         return layer.weight_name is not None
 
     def _find_problems(self, selection: Selection) -> list[Problem]:
-        """Return what only this kind of compressor can find wrong with a selection."""
+        """Return the problems of a selection that are specific to this kind of compressor."""
         return []
 
     def _refine(self, selection: Selection) -> Selection:
-        """Return the selection without the layers that this kind of compressor has to leave alone."""
+        """Return the selection without the layers that this kind of compressor cannot change."""
         return selection
 
     def _companion_layers(self, selection: Selection) -> list[LayerInfo]:
-        """Return what else has to be wrapped along with the selected layers."""
+        """Return the other layers to wrap along with the selected ones."""
         return []
 
     def companions(self) -> list[Any]:
-        """Return the wrappers of parameters that no rule selects, but that follow the selected ones."""
+        """Return the wrappers of parameters that no rule selects but that are masked along."""
         return list(self._companions)
 
     def _every_wrapper(self) -> list[Any]:
-        """Return the wrappers of the selected layers, and of what is masked along with them."""
+        """Return the wrappers of the selected layers and of their companions."""
         return [*self.get_modules_wrapper(), *self._companions]
 
     def _take_loaded(self, wrapper: Any) -> None:
-        """Follow up on a checkpoint of the model that was loaded with a wrapper's tensors in it."""
+        """Update internal state after loading a model checkpoint that includes the wrapper's tensors."""
 
     def _take_state(self) -> None:
-        """Follow up on a state that was put into the wrappers; may raise, and is called once more then."""
+        """Update internal state after the wrappers are restored; called again after the undo if it raises."""
 
     def _prepare(self) -> None:
-        """Get ready to run, after all of the author's constructor has been executed."""
+        """Prepare to run, after the author's constructor is complete."""
 
     def _refresh(self) -> None:
-        """Bring masks up to date; called after ``compress``, ``step`` and ``update_epoch``."""
+        """Update the masks; called after ``compress``, ``step`` and ``update_epoch``."""
 
     def _refresh_early(self) -> None:
-        """Follow up on an optimizer step that came before ``compress()``."""
+        """Handle an optimizer step before ``compress()``."""
 
     def _watch_optimizer(self) -> None:
-        """Hook the optimizer until ``compress()``, for as long as anybody keeps this compressor."""
+        """Hook the optimizer until ``compress()``, with weak references to this compressor."""
         can_watch = self._wrappers is not None and self._backend.sees_every_step
         if self.optimizer is not None and can_watch and not self._early_handles:
             after = self._backend.after_step(self.optimizer, weakly(self._on_early_step))
@@ -422,7 +419,7 @@ class Compressor:
             self._early_handles = (after, *before)
 
     def _before_early_step(self) -> tuple[Callable[[], None], ...]:
-        """Return the methods that look at gradients before ``compress()``; they change nothing."""
+        """Return the methods that read gradients before ``compress()``, without changing anything."""
         return ()
 
     def _on_early_step(self) -> None:
@@ -437,7 +434,7 @@ class Compressor:
         self._early_handles = ()
 
     def _follow_optimizer(self) -> None:
-        """Hook the optimizer, and let it train the parameters that the algorithm added."""
+        """Hook the optimizer, and add the algorithm's parameters to it."""
         self._unwatch_optimizer()
         if self.optimizer is not None and not self._step_handles:
             tasks = (*self._tasks, self._on_step)
@@ -448,7 +445,7 @@ class Compressor:
             self._step_handles = (*hooks, *added, *watches)
 
     def _before_step(self) -> tuple[Callable[[], None], ...]:
-        """Return what is to be called before each optimizer step, when gradients are complete."""
+        """Return the methods to call before each optimizer step, when gradients are complete."""
         return ()
 
     def _leave_optimizer(self) -> None:
@@ -463,7 +460,7 @@ class Compressor:
         self.step()
 
     def _after_step(self) -> None:
-        """Do what the engine owes after each optimizer step, before the author's ``step()``."""
+        """Run the engine's work after each optimizer step, before the author's ``step()``."""
 
     def _wrap_model(self) -> None:
         if self.is_wrapped:

@@ -1,4 +1,4 @@
-"""What a compressor is, in a line for the prompt and in a table for a notebook."""
+"""Describe a compressor in one line for the prompt, and as a table for a notebook."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FEW = 4
 
 
 def describe(compressor: Any) -> str:
-    """Return a compressor in one line: class, layers by type, what is asked of them, stage."""
+    """Return a compressor in one line: class, layers by type, their settings, stage."""
     wrappers = compressor.get_modules_wrapper()
     parts = [_count_types(wrappers)] if wrappers else []
     asked = list(dict.fromkeys(filter(None, map(asks, wrappers))))
@@ -41,7 +41,7 @@ def describe_as_html(compressor: Any) -> str:
 
 
 def stage(compressor: Any) -> str:
-    """Return how far a compressor has come, in a word or two."""
+    """Return the stage of a compressor in a word or two."""
     if compressor.is_wrapped:
         return "compressed"
     if compressor.bound_model is None:
@@ -50,7 +50,7 @@ def stage(compressor: Any) -> str:
 
 
 def asks(wrapper: Any) -> str:
-    """Return what a rule asks of a layer: ``sparsity 0.5``, or ``8-bit weight, input``."""
+    """Return the settings of a layer's rule: ``sparsity 0.5``, or ``8-bit weight, input``."""
     config = wrapper.config
     bits = config.get("quant_bits")
     if bits is None:

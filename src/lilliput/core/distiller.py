@@ -1,4 +1,4 @@
-"""The base of distillers: a teacher sees what the student sees, and what they answer is compared."""
+"""The base of distillers: run a teacher on the student's inputs, and compare their outputs."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class BaseDistiller(Projecting):
 
     teacher: Any = None
     example_inputs: Any = None
-    is_alone: bool = False  # whether the teacher replaces the loss of a Keras model
-    teacher_digest: str = ""  # which teacher a saved state was made with
+    is_alone: bool = False  # whether the distillation loss replaces the loss of a Keras model
+    teacher_digest: str = ""  # identifies the teacher of a saved state
     _owns_teacher: bool = False
     _pending: Run | None = None
     _values: Mapping[str, Tensor] = {}
-    _watches: tuple[Any, ...] = ()  # on the student
+    _watches: tuple[Any, ...] = ()  # hooks on the student
 
     def __init__(
         self,
@@ -50,18 +50,18 @@ class BaseDistiller(Projecting):
         self.teacher, self.example_inputs = teacher, example_inputs
         super().__init__(model, config_list, optimizer)
 
-    # -- what authors override ------------------------------------------------------------------------
+    # -- methods that authors override -------------------------------------------------------------
 
     def calc_loss(self, student: Tensor, teacher: Tensor, wrapper: Any) -> Tensor:
-        """Return how far a student's tensor is from its teacher's, as a scalar.
+        """Return the distance between a student's tensor and its teacher's, as a scalar.
 
         Parameters
         ----------
         student, teacher : tensor
-            In float32 or wider, of one shape where :meth:`may_project` says so; the teacher's has no
+            In float32 or wider; of equal shape if :meth:`may_project` returns True; the teacher's has no
             gradient.
         wrapper : ModuleWrapper
-            Has ``config``, the rule, and ``name``.
+            Has ``config`` (the rule) and ``name``.
         """
         raise NotImplementedError(f"{type(self).__name__} must override calc_loss().")
 
@@ -69,14 +69,14 @@ class BaseDistiller(Projecting):
         """Whether a student's tensor of another width is mapped to the teacher's by a learned matrix."""
         return True
 
-    # -- what users call ------------------------------------------------------------------------------
+    # -- methods for users -------------------------------------------------------------------------
 
     def loss(self) -> Tensor:
-        """Return the distance to the teacher in the forward that has just been made.
+        """Return the distance to the teacher for the last forward pass.
 
         The teacher is run on the same inputs. Add the result to the loss of the task, or train with
-        nothing else: ``loss = criterion(model(x), y) + distiller.loss()``. Each forward in training
-        mode has its own; a second one before ``loss()`` is refused.
+        it alone: ``loss = criterion(model(x), y) + distiller.loss()``. Each forward pass in training
+        mode has its own distance; a second one before ``loss()`` raises an error.
         """
         run = self._take_run()
         self._backend.check_inputs(run)
@@ -90,7 +90,7 @@ class BaseDistiller(Projecting):
         weighted = [
             w.config.get("weight", 1.0) * values[w.name] for w in self.get_modules_wrapper()
         ]
-        if not self._backend.is_tracing():  # else they would be symbols of a graph
+        if not self._backend.is_tracing():  # otherwise they would be symbols of a graph
             self._values = {name: namespace(x).detach(x) for name, x in values.items()}
         total = weighted[0]
         for value in weighted[1:]:
@@ -99,22 +99,22 @@ class BaseDistiller(Projecting):
 
     @property
     def has_run(self) -> bool:
-        """Whether there is a forward that :meth:`loss` has not been taken of."""
+        """Whether there is a forward pass whose :meth:`loss` has not been computed."""
         return self._pending is not None
 
     @property
     def values(self) -> dict[str, Tensor]:
-        """What :meth:`loss` was made of the last time: the distance at each layer, without weights."""
+        """The terms of the last :meth:`loss`: the distance at each layer, unweighted."""
         return dict(self._values)
 
     def state(self) -> CompressionState:
-        """Return the projections, and which teacher they belong to; the teacher is not saved."""
+        """Return the projections and a digest of the teacher; the teacher itself is not saved."""
         self._need_model("state()")
         self.teacher_digest = self._digest()
         return super().state()
 
     def _digest(self) -> str:
-        """Return a name for the weights of the teacher."""
+        """Return a digest of the teacher's weights."""
         found, tensors = hashlib.sha256(), self._backend.model_tensors(self.teacher)
         for name, tensor in sorted(tensors.items()):
             if "float" in str(tensor.dtype):
@@ -142,7 +142,7 @@ class BaseDistiller(Projecting):
         return run
 
     def _take_forward(self, run: Run) -> None:
-        """Keep what a forward of the student gave, until ``loss()`` asks for it."""
+        """Store a forward pass of the student until ``loss()`` is called."""
         if run.is_training and self._pending is not None and self._pending.is_training:
             self._pending = None
             raise StageError(
@@ -178,7 +178,7 @@ class BaseDistiller(Projecting):
         return list(dict.fromkeys(x for w in self.get_modules_wrapper() for x in links_of(w)))
 
     def _compare(self, wrapper: Any, run: Run, answers: Run) -> Tensor:
-        """Return the distance at one layer; of several linked ones of the teacher the nearest counts."""
+        """Return the distance at one layer; with several linked teacher layers, the smallest counts."""
         students = run.calls_of(wrapper.name, "model")
         found = [self._distance(wrapper, link, students, answers) for link in links_of(wrapper)]
         nearest_one = found[0]
@@ -221,18 +221,18 @@ class BaseDistiller(Projecting):
         shapes = tuple(xp.shape(student)), tuple(xp.shape(teacher))
         return width_axis(*shapes, f"layer {wrapper.name!r} and {link!r} of the teacher")
 
-    # -- the engine room ------------------------------------------------------------------------------
+    # -- internals ---------------------------------------------------------------------------------
 
     def _find_layers(self) -> list[LayerInfo]:
-        """Return the whole model and each of its modules: whatever returns something."""
+        """Return the whole model and each of its modules, all of which have an output."""
         return list(self._backend.modules(self.bound_model))
 
     def _can_wrap(self, layer: LayerInfo) -> bool:
-        """Whether there is anything to compare: everything that is called returns something."""
+        """Whether there is anything to compare: everything that is called has an output."""
         return True
 
     def _find_problems(self, selection: Selection) -> list[Problem]:
-        """Return which layers are never called, and which links lead to no layer of the teacher."""
+        """Return a problem for each layer that is never called, and each link without a teacher layer."""
         problems = []
         teacher = self.bound_model if self.teacher is None else self.teacher
         names = {name for layer in self._backend.modules(teacher) for name in layer.names}
@@ -256,7 +256,7 @@ class BaseDistiller(Projecting):
         self._check_processes()
 
     def _check_processes(self) -> None:
-        """Raise if processes that train together would learn from different teachers."""
+        """Raise if the teacher differs between training processes."""
         if self._backend.processes() == 1:
             return
         number = float(int(self._digest()[:12], 16))
@@ -278,14 +278,14 @@ class BaseDistiller(Projecting):
         try:
             if self.example_inputs is not None:
                 self._probe()
-            self._adopt_projections()  # of a state that was loaded before
+            self._train_projections()  # of a state loaded before
         except BaseException:
             self._detach_all()
             raise
         self._backend.announce_buffers(self.bound_model)
 
     def _probe(self) -> None:
-        """Run both models once, which makes the projections that are needed."""
+        """Run both models once to create the required projections."""
         args, kwargs = self._backend.as_arguments(self.example_inputs)
         run = Run(args, kwargs, False)
         names = [wrapper.name for wrapper in self.get_modules_wrapper()]
@@ -310,10 +310,10 @@ class BaseDistiller(Projecting):
         self._backend.announce_buffers(self.bound_model)
 
     def _take_state(self) -> None:
-        """Refuse a state that was made with another teacher, and train its projections on."""
+        """Raise for a state of another teacher, and continue to train its projections."""
         if self.teacher_digest and self.teacher_digest != self._digest():
             raise StateError(
                 "the state was saved with another teacher. The teacher is the model before compression: "
                 "create the distiller with the original weights, and load the trained ones afterwards."
             )
-        self._adopt_projections()
+        self._train_projections()

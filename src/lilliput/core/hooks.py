@@ -1,9 +1,9 @@
-"""Call an author's method the way its signature asks for.
+"""Call an author's method with the arguments that its signature requests.
 
 Over the years the same hook was documented as ``quantize_weight(weight, config, **kwargs)``,
 ``(weight, wrapper, **kwargs)`` and ``(layer_info, weight)``, and likewise for ``calc_mask``. All of
-them work: the parameter names say what is wanted. They are read once, when the compressor binds
-a model, and never in forward.
+them work: the parameter names determine the arguments. They are read once, when the compressor binds
+a model, and never in the forward pass.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from weakref import WeakMethod
 
 from lilliput.errors import AlgorithmError
 
-# Parameter name -> where its value is found on the wrapper. Lambdas, since these are compiled.
+# Parameter name -> getter of its value from the wrapper. Lambdas, because they are compiled.
 _FROM_WRAPPER: dict[str, Callable[[Any], Any]] = {
     "wrapper": lambda wrapper: wrapper,
     "config": lambda wrapper: wrapper.config,
@@ -31,7 +31,7 @@ _FROM_WRAPPER: dict[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True)
 class Call:
-    """A method together with the plan of how to call it.
+    """A method and the plan of how to call it.
 
     ``slots`` holds, per parameter, its keyword (None if positional) and the getter that reads its
     value from the wrapper; a None getter is the tensor itself.
@@ -44,11 +44,11 @@ class Call:
 
     @property
     def wants_tensor(self) -> bool:
-        """Whether the method takes the tensor itself, which may be costly to get."""
+        """Whether the method takes the tensor, which may be expensive to compute."""
         return self.takes_all or any(getter is None for _, getter in self.slots)
 
     def __call__(self, wrapper: Any, *tensors: Any, index: int = 0) -> Any:
-        """Call the method for one wrapper; ``tensors`` is what the engine has to offer."""
+        """Call the method for one wrapper with the ``tensors`` that the engine provides."""
         positional: list[Any] = []
         named: dict[str, Any] = {}
         for keyword, getter in self.slots:
@@ -102,7 +102,7 @@ def plan_call(method: Callable[..., Any]) -> Call:
 
 
 def weakly(method: Callable[[], None]) -> Callable[[], None]:
-    """Return a function that calls a bound method for as long as its object is in use."""
+    """Return a function that calls a bound method as long as its object is alive."""
     reference = WeakMethod(method)
 
     def call() -> None:

@@ -1,4 +1,4 @@
-"""A criterion: the part of a pruning algorithm that says which weights matter least."""
+"""A criterion: the part of a pruning algorithm that decides which weights matter least."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class WeightMasker:
     Parameters
     ----------
     model : object
-        The model being pruned, for maskers that look at more than one layer.
+        The model being pruned, for maskers that use more than one layer.
     pruner : Pruner
-        The pruner that asks; offers ``set_wrappers_attribute`` and ``add_activation_collector``.
+        The pruner; provides ``set_wrappers_attribute`` and ``add_activation_collector``.
     """
 
     default_types: ClassVar[frozenset[str] | None] = None  # None: those of the pruner
-    keys: ClassVar[frozenset[str]] = frozenset()  # optional rule keys that it heeds
+    keys: ClassVar[frozenset[str]] = frozenset()  # optional rule keys that it uses
     removes_channels: ClassVar[bool] = False  # a sparsity counts whole channels
-    only_watches: ClassVar[bool] = True  # it does not change the training, so it may begin early
+    only_watches: ClassVar[bool] = True  # it does not change the training, so it may start early
 
     def __init__(self, model: Any, pruner: Any) -> None:
         self.model = model
@@ -43,52 +43,52 @@ class WeightMasker:
     def calc_masks(self, targets: Targets) -> Answers:
         """Return the masks of several layers: ``(wrapper, sparsity)`` in, ``(wrapper, masks)`` out.
 
-        Override it where layers have to be looked at together.
+        Override it if layers must be considered together.
         """
         for wrapper, sparsity in targets:
             index = wrapper.compressor.get_modules_wrapper().index(wrapper)
             yield wrapper, self.calc_mask(sparsity=sparsity, wrapper=wrapper, wrapper_idx=index)  # type: ignore[arg-type]
 
     def is_met(self, wrapper: Any, sparsity: float) -> bool:
-        """Whether a layer has as many zeros as a sparsity asks for, so that nothing is to be done."""
+        """Whether a layer already has the zeros that a sparsity requests."""
         mask = wrapper.weight_mask
         xp = namespace(mask)
         zeros = xp.size(mask) - xp.count_nonzero(mask)
         return bool(prune_count(xp.size(mask), sparsity) <= zeros)
 
-    # -- for criteria that watch the training --------------------------------------------------------
+    # -- for criteria that observe the training ----------------------------------------------------
 
     def is_ready(self) -> bool:
-        """Whether the criterion has seen enough to say something."""
+        """Whether the criterion has observed enough to score."""
         return True
 
     def what_is_missing(self) -> str:
-        """Return what has to be seen before the criterion can say something, empty if nothing."""
+        """Return what the criterion still has to observe before it can score, or an empty string."""
         return "" if self.is_ready() else "its criterion has not seen enough training steps"
 
     def start_over(self) -> None:
-        """Forget what was seen; a schedule calls it after each update of the masks."""
+        """Discard the observations; a schedule calls it after each update of the masks."""
 
     def start(self) -> None:
-        """Begin to watch the model; called when a pruner gets an optimizer, and by ``compress()``."""
+        """Start observing the model; called when a pruner gets an optimizer, and by ``compress()``."""
 
     def stop(self) -> None:
-        """Stop watching; called by ``strip()``, and when a one-shot pruner has its masks."""
+        """Stop observing; called by ``strip()``, and when a one-shot pruner has its masks."""
 
     def before_step(self) -> None:
-        """Look at gradients, or change them, before an optimizer step uses them.
+        """Read or change gradients before an optimizer step uses them.
 
-        Called once a step, or after each evaluation of the closure of ``optimizer.step(closure)``.
+        Called once per step, or after each evaluation of the closure of ``optimizer.step(closure)``.
         """
 
-    # -- what is settled before there are wrappers -------------------------------------------------
+    # -- before there are wrappers -----------------------------------------------------------------
 
     @classmethod
     def find_problems(cls, selection: Selection) -> list[Problem]:
-        """Return what the criterion finds wrong with a selection."""
+        """Return the problems of a selection that are specific to the criterion."""
         return []
 
     @classmethod
     def lay_out(cls, pruner: Any, selection: Selection) -> Any:
-        """Return which parameters the pruner has to mask together, None if each layer is alone."""
+        """Return which parameters the pruner has to mask together, or None if each layer is separate."""
         return None

@@ -20,7 +20,7 @@ _RIDGE = (
 
 
 def width_axis(student: tuple[int, ...], teacher: tuple[int, ...], place: str) -> int | None:
-    """Return the one axis along which two shapes differ, None if they are equal.
+    """Return the only axis along which two shapes differ, or None if they are equal.
 
     Examples
     --------
@@ -41,7 +41,7 @@ def width_axis(student: tuple[int, ...], teacher: tuple[int, ...], place: str) -
 
 @dataclass(frozen=True)
 class Projection:
-    """A matrix of the teacher's width by the student's: a 1×1 convolution, whatever the axis."""
+    """A matrix of the teacher's width by the student's: a 1×1 convolution along any axis."""
 
     weight: Any
 
@@ -49,12 +49,12 @@ class Projection:
     def fit(
         student: Tensor, teacher: Tensor, axis: int, add_up: Callable[[Any], Any]
     ) -> NDArray[np.float64]:
-        """Return the matrix that maps one tensor to the other best, by least squares.
+        """Return the least-squares matrix that maps one tensor to the other.
 
-        So that training starts from what the student lacks, and not from a random map. ``add_up``
-        sums an array over processes: all of them start alike.
+        Training then starts from what the student lacks instead of a random map. ``add_up``
+        sums an array over processes, so that all of them start from the same matrix.
         """
-        import numpy as np  # here: importing Lilliput is to be quick
+        import numpy as np  # imported here to keep importing Lilliput fast
 
         xp = namespace(student)
         rows, wanted = (

@@ -1,4 +1,4 @@
-"""The projections of a distiller: made where widths differ, and trained with the model."""
+"""The projections of a distiller: created where widths differ, and trained with the model."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Tensor = Any
 
 
 class Projecting(Compressor):
-    """A compressor whose wrappers may each hold a learned ``projection``."""
+    """A compressor whose wrappers may each have a learned ``projection``."""
 
-    _is_probing: bool = False  # while example inputs show which projections are needed
-    _exchanges: tuple[Any, ...] = ()  # between processes
+    _is_probing: bool = False  # while example inputs determine which projections are needed
+    _exchanges: tuple[Any, ...] = ()  # with other processes
 
     def parameters(self) -> list[Any]:
-        """Return the learned projections, for an optimizer that this distiller was not given."""
+        """Return the learned projections, for an optimizer that was not passed to this distiller."""
         projections = (self._projection_of(w) for w in self.get_modules_wrapper())
         return [x.weight for x in projections if x is not None]
 
@@ -51,7 +51,7 @@ class Projecting(Compressor):
         return None if weight is None else Projection(weight)
 
     def _learn(self, wrapper: Any, student: Tensor, teacher: Tensor, axis: int) -> Projection:
-        """Make a projection, and let the optimizer train it."""
+        """Create a projection and add it to the optimizer."""
         xp = namespace(student)
         widths = int(xp.shape(student)[axis]), int(xp.shape(teacher)[axis])
         can_adopt = self.optimizer is not None and self._backend.sees_every_step
@@ -64,19 +64,19 @@ class Projecting(Compressor):
         add_up = functools.partial(self._backend.reduce, how="sum")
         fitted = Projection.fit(xp.detach(student), teacher, axis, add_up)
         wrapper.set_attribute("projection", self._backend.learned(fitted, like=student))
-        self._adopt_projections()
+        self._train_projections()
         found = self._projection_of(wrapper)
         if found is None:
             raise StageError(f"layer {wrapper.name!r}: its projection could not be created.")
         return found
 
-    def _adopt_projections(self) -> None:
-        """Let the optimizer train the projections that it does not train yet, alike in all processes."""
+    def _train_projections(self) -> None:
+        """Add new projections to the optimizer, in the same way in all processes."""
         if not self.is_wrapped:
             return
         for handle in self._exchanges:
             handle.remove()
         self._exchanges = tuple(self._backend.average_gradients(self.parameters()))
-        if self._step_handles:  # else the optimizer is not followed yet, and gets them when it is
+        if self._step_handles:  # otherwise they are added when the optimizer is followed
             added = self._backend.add_to_optimizer(self.optimizer, self.get_modules_wrapper())
             self._step_handles = (*self._step_handles, *added)

@@ -1,4 +1,4 @@
-"""The base of all pruners: ask the algorithm for masks, check them, put them in force."""
+"""The base of all pruners: request masks from the algorithm, validate them, apply them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _MASK_KEYS = {"weight_mask": "weight_mask", "bias_mask": "bias_mask"} | {
 class Pruner(Compressor):
     """Remove weights by masks; an algorithm overrides :meth:`calc_masks`, or :meth:`calc_mask`.
 
-    ``calc_masks`` answers for all layers that are due at once. Where each layer can be decided alone,
-    ``calc_mask`` is the shorter way; whichever of the two a subclass overrides last is asked. Masked
-    weights are exactly zero in every forward, get no gradient, and stay zero whatever the optimizer
+    ``calc_masks`` computes the masks of all due layers at once. If each layer can be decided separately,
+    ``calc_mask`` is simpler; the one that a subclass overrides last is called. Masked weights are
+    exactly zero in every forward pass, get no gradient, and stay zero whatever the optimizer
     does.
 
     Examples
@@ -39,57 +39,57 @@ class Pruner(Compressor):
 
     kind: ClassVar[str] = "pruner"
     rule: ClassVar[type[Rule]] = PruneRule
-    # What the conformance battery may expect of the algorithm.
+    # What the conformance battery may expect from the algorithm.
     exact_sparsity: ClassVar[bool] = True  # a rule's sparsity is met to the weight
-    regrows: ClassVar[bool] = False  # pruned weights may come back
-    # Whether layers may compute with weights made by compute_weight(), while raw ones stay as trained.
+    regrows: ClassVar[bool] = False  # pruned weights may become nonzero again
+    # Whether layers may use weights from compute_weight(), while the raw weights are trained.
     computes_weights: bool = False
     _calc_mask: Call | None = None
-    # What calc_masks says of all layers, while an author's calc_mask asks super() layer by layer.
+    # The result of calc_masks for all layers, while an author's calc_mask calls super() per layer.
     _shared: dict[Any, Any] | None = None
 
     @property
     def removes_channels(self) -> bool:
-        """Whether a sparsity counts whole channels, of which one always stays."""
+        """Whether a sparsity counts whole channels, of which at least one is kept."""
         return False
 
     def targets(self) -> Targets:
-        """Return the wrappers that are due for a mask, each with the sparsity that its rule asks for."""
+        """Return the wrappers that need a new mask, each with the sparsity of its rule."""
         return [(wrapper, wrapper.config.get("sparsity")) for wrapper in self.get_modules_wrapper()]
 
     def calc_masks(self, targets: Targets) -> Answers:
-        """Return the masks of the layers that are due.
+        """Return the masks of the layers that need new ones.
 
-        Called at ``compress()``, after each training step, also those before ``compress()`` if an
-        optimizer was given, and after each epoch.
+        Called at ``compress()``, after each training step (also before ``compress()`` if an
+        optimizer was given), and after each epoch.
 
         Parameters
         ----------
         targets : list of tuple
-            What :meth:`targets` returned: pairs of a wrapper and its sparsity, None if its rule has
+            The result of :meth:`targets`: pairs of a wrapper and its sparsity, None if its rule has
             none.
 
         Returns
         -------
         iterable of tuple
-            Pairs of a wrapper and its masks, in the forms of :meth:`calc_mask`. What is left out keeps
-            the masks that it has.
+            Pairs of a wrapper and its masks, in the forms of :meth:`calc_mask`. Wrappers that are
+            omitted keep their masks.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must override calc_masks(), or calc_mask() for layers one by one."
         )
 
     def calc_mask(self, wrapper: Any, wrapper_idx: int | None = None) -> Any:
-        """Return the masks of one layer, or None to leave them as they are.
+        """Return the masks of one layer, or None to keep them.
 
-        By default its part of what :meth:`calc_masks` says. Overridden, it is called for every wrapper,
-        when ``calc_masks`` would be.
+        By default its part of the result of :meth:`calc_masks`. If overridden, it is called for every
+        wrapper, whenever ``calc_masks`` would be.
 
         Parameters
         ----------
         wrapper : PrunerModuleWrapper
-            Has ``weight``, ``weight_mask``, ``config``, ``name``, ``type``, ``module`` and whatever
-            ``set_wrappers_attribute`` added.
+            Has ``weight``, ``weight_mask``, ``config``, ``name``, ``type``, ``module`` and the
+            attributes added by ``set_wrappers_attribute``.
         wrapper_idx : int
             Position of the wrapper in ``get_modules_wrapper()``.
 
@@ -106,28 +106,28 @@ class Pruner(Compressor):
         return answers.get(wrapper)
 
     def compute_weight(self, wrapper: Any, weight: Any, mask: Any) -> Any:
-        """Return what a layer computes with while its wrapper has ``is_soft`` set.
+        """Return the weight that a layer uses while its wrapper has ``is_soft`` set.
 
-        Its raw weight is then trained as it is, also where the mask is zero; :meth:`harden` and
-        ``strip()`` write what is computed into it. Gradients are those of this function. It has to be
-        zero where the mask is, and may look at nothing but its arguments.
+        Its raw weight is then trained, also where the mask is zero; :meth:`harden` and ``strip()``
+        write the computed weight into it. Gradients are those of this function. The result must be
+        zero where the mask is, and depend only on the arguments.
 
         Parameters
         ----------
         wrapper : PrunerModuleWrapper
-            That of the layer, or of its copy in another model.
+            The wrapper of the layer, or of its copy in another model.
         weight, mask : tensor
             The raw weight, and its mask in the same dtype.
         """
         raise NotImplementedError(f"{type(self).__name__} must override compute_weight().")
 
     def harden(self, wrappers: Sequence[Any] | None = None) -> None:
-        """Give the raw weights of soft layers the values that are computed, and keep their masks.
+        """Set the raw weights of soft layers to the computed weights, and keep their masks.
 
         Parameters
         ----------
         wrappers : sequence, optional
-            Those of the layers, by default of all.
+            The wrappers of the layers; all by default.
         """
         chosen = self.get_modules_wrapper() if wrappers is None else wrappers
         self._backend.harden(chosen, self.optimizer)
@@ -135,22 +135,22 @@ class Pruner(Compressor):
     def add_penalty(self, wrapper: Any, names: Sequence[str], penalty: Callable[..., Any]) -> None:
         """Add ``penalty(*values)`` to the loss, by its gradient.
 
-        Call it before each optimizer step where gradients are shown, once where they are not (Keras).
+        Call it before each optimizer step where gradients are accessible, and once otherwise (Keras).
 
         Parameters
         ----------
         wrapper : PrunerModuleWrapper
-            That of the layer.
+            The wrapper of the layer.
         names : sequence of str
-            Of what: ``"weight"`` is the raw weight (on torch only), others are parameters that were set on
-            the wrapper.
+            Names of the values: ``"weight"`` is the raw weight (on torch only), others are parameters that
+            were set on the wrapper.
         penalty : callable
-            Takes their values, and returns a number that can be differentiated.
+            Takes the values, and returns a differentiable number.
         """
         self._backend.add_penalty(wrapper, names, penalty, self.optimizer)
 
     def update_mask(self) -> None:
-        """Ask the algorithm for new masks, and put them all in force or none."""
+        """Request new masks from the algorithm, and apply all of them or none."""
         self._backend.reshard(self.bound_model)
         wrappers = self.get_modules_wrapper()
         before = [wrapper.attributes() for wrapper in wrappers]
@@ -179,43 +179,43 @@ class Pruner(Compressor):
             self._backend.apply_masks(changed, self.optimizer)
             self._backend.narrow_norms(changed)
 
-    # -- the engine room ---------------------------------------------------------------------------
+    # -- internals ---------------------------------------------------------------------------------
 
     def _refresh(self) -> None:
         if self._is_asked_by_layer() or self._is_due():
             self.update_mask()
 
     def _refresh_early(self) -> None:
-        """Ask for masks; they are in force from ``compress()`` on."""
+        """Request masks; they take effect at ``compress()``."""
         self._refresh()
 
     def _is_due(self) -> bool:
-        """Whether there is anything to ask the algorithm; nothing is, once it is finished."""
+        """Whether the algorithm may have new masks; False once it is finished."""
         return True
 
     def _mark_done(self, wrappers: Sequence[Any]) -> None:
-        """Remember that layers have got the masks that they were due."""
+        """Record that layers have received their masks."""
 
     def _follow_up(self, has_masks: bool) -> None:
-        """Follow up on an answer of :meth:`calc_masks`, and on whether there were masks in it."""
+        """Called after :meth:`calc_masks`, with whether it returned any masks."""
 
     def _after_step(self) -> None:
-        """Keep pruned weights at zero, whatever the optimizer made of a zero gradient."""
+        """Reset pruned weights to zero, even if the optimizer has moved them."""
         self._backend.hold_masks(self._every_wrapper())
 
     def _is_asked_by_layer(self) -> bool:
-        """Whether ``calc_mask`` was overridden, and ``calc_masks`` not after it."""
+        """Whether ``calc_mask`` is overridden, and ``calc_masks`` is not overridden after it."""
         classes = [vars(cls) for cls in type(self).__mro__]
         first = next(x for x in (vars(self), *classes) if "calc_mask" in x or "calc_masks" in x)
         return "calc_masks" not in first
 
     def _ask_each(self) -> Answers:
-        """Ask ``calc_mask`` for every layer, the way its signature wants to be called."""
+        """Call ``calc_mask`` for every layer, with the arguments that its signature requests."""
         if self._calc_mask is None:
             self._calc_mask = plan_call(self.calc_mask)
         call = self._calc_mask
         for index, wrapper in enumerate(self.get_modules_wrapper()):
-            # A sharded weight is gathered when it is read: only if the algorithm takes it.
+            # Reading a sharded weight gathers it, so only if the algorithm takes it.
             tensors = (self._backend.value_of(wrapper.weight),) if call.wants_tensor else ()
             yield wrapper, call(wrapper, *tensors, index=index)
         if self._shared:
@@ -256,6 +256,6 @@ class Pruner(Compressor):
                     f"{wrapper.name!r}: {fault}"
                 )
             if mask is not None:
-                # A copy: the algorithm may fill one buffer for all layers.
+                # A copy: the algorithm may reuse one buffer for all layers.
                 checked[name] = self._backend.to_flags(mask)
         return checked

@@ -1,4 +1,4 @@
-"""The base of all quantizers: each forward sees what the algorithm makes of weight, input, output."""
+"""The base of all quantizers: quantize weight, input and output of layers in each forward pass."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _METHODS = {
 class Quantizer(Compressor):
     """Simulate low precision in training; an algorithm overrides ``quantize_weight`` and similar.
 
-    The float weight keeps being trained; the gradient passes the quantizer as ``quant_grad`` says.
+    The float weight continues to be trained; ``quant_grad`` defines the gradient of the quantizer.
 
     Examples
     --------
@@ -39,9 +39,9 @@ class Quantizer(Compressor):
 
     kind: ClassVar[str] = "quantizer"
     rule: ClassVar[type[Rule]] = QuantRule
-    # Whether zero is quantized to exactly zero. If not, masks are applied again afterwards.
+    # Whether zero is quantized to exactly zero. Otherwise masks are applied again afterwards.
     keeps_zero: ClassVar[bool] = False
-    _needs_dense_gradient: ClassVar[bool] = False  # what sparse embeddings give is not enough
+    _needs_dense_gradient: ClassVar[bool] = False  # sparse gradients of embeddings are not enough
     # What the conformance battery may expect: at most 2**bits different weights in a layer.
     counts_levels: ClassVar[bool] = True
 
@@ -50,7 +50,7 @@ class Quantizer(Compressor):
     _gradient: type[QuantGrad] | None = QuantGrad
 
     def quantize_weight(self, weight: Any, wrapper: Any, **kwargs: Any) -> Any:
-        """Return the weight as the layer shall see it.
+        """Return the weight that the layer uses.
 
         Parameters
         ----------
@@ -62,35 +62,35 @@ class Quantizer(Compressor):
         raise NotImplementedError(f"{type(self).__name__} must override quantize_weight().")
 
     def quantize_output(self, output: Any, wrapper: Any, **kwargs: Any) -> Any:
-        """Return the layer's output as the next layer shall see it."""
+        """Return the output that the next layer receives."""
         raise NotImplementedError(f"{type(self).__name__} must override quantize_output().")
 
     def quantize_input(self, *inputs: Any, wrapper: Any, **kwargs: Any) -> Any:
-        """Return the layer's inputs as the layer shall see them."""
+        """Return the inputs that the layer uses."""
         raise NotImplementedError(f"{type(self).__name__} must override quantize_input().")
 
     def targets_of(self, layer: LayerInfo) -> list[str]:
-        """Return which tensors of a layer its rule asks to quantize."""
+        """Return which tensors of a layer its rule quantizes."""
         given = layer.config.get("quant_types")
         return list(given) if given else self.default_targets(layer)
 
     def default_targets(self, layer: LayerInfo) -> list[str]:
-        """Return what to quantize where a rule does not say."""
+        """Return the tensors to quantize if a rule does not specify them."""
         bits = layer.config.get("quant_bits")
         return list(bits) if isinstance(bits, Mapping) else ["weight"]
 
     def qparams(self, wrapper: Any, quant_type: QuantType) -> QParams | None:
-        """Return the integer grid on which a layer's tensor lies, None if the algorithm has none.
+        """Return the integer grid of a layer's tensor, or None if the algorithm has none.
 
-        What is exported as integers is what this says; the rest is exported as the floating-point
-        operations that the algorithm is made of.
+        Tensors with a grid are exported as integers; the others as the floating-point operations
+        of the algorithm.
         """
         return None
 
     def run(self, wrapper: Any, quant_type: QuantType, tensors: Sequence[Any]) -> tuple[Any, ...]:
-        """Quantize tensors of one layer, with the gradient that ``quant_grad`` prescribes.
+        """Quantize tensors of one layer, with the gradient defined by ``quant_grad``.
 
-        The engine calls this in forward; it is not meant to be overridden.
+        The engine calls this in the forward pass; do not override it.
         """
         if self._calls is None:
             self._prepare()
@@ -110,11 +110,11 @@ class Quantizer(Compressor):
 
     @property
     def _differentiates_itself(self) -> bool:
-        """Whether gradients go through the algorithm's own code, as ``quant_grad = None`` says."""
+        """Whether gradients go through the algorithm's own code, as with ``quant_grad = None``."""
         return self._gradient is None
 
     def _gradient_of(self, wrapper: Any, quant_type: QuantType) -> type[QuantGrad] | None:
-        """Return what the gradient does at one quantizer of a layer, None for the algorithm's own code."""
+        """Return the gradient function of one quantizer of a layer, None for the algorithm's own code."""
         return self._gradient
 
     def _prepare(self) -> None:
@@ -130,7 +130,7 @@ class Quantizer(Compressor):
         return True
 
     def _find_problems(self, selection: Selection) -> list[Problem]:
-        """Return where a rule asks for a tensor that cannot be quantized."""
+        """Return a problem for each rule that requests a tensor that cannot be quantized."""
         problems = []
         for decision in selection.decisions:
             if decision.rule is None or decision.excluded:

@@ -1,4 +1,4 @@
-"""What a compression run knows, as data: saved, loaded, and handed to the stages that follow."""
+"""The state of a compression run as data: saved, loaded, and passed to later stages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CompressionState:
     progress : dict
         Attributes of the compressor itself, such as the epoch.
     framework : str
-        Whose tensors these are.
+        The framework of the tensors.
     """
 
     algorithm: str
@@ -50,14 +50,14 @@ class CompressionState:
         )
 
     def save(self, folder: str | Path) -> None:
-        """Write the state into a folder, so that a crash leaves either the old state or the new."""
-        from lilliput.core.state_files import save_state  # here: importing Lilliput is to be quick
+        """Write the state into a folder; after a crash it contains either the old state or the new one."""
+        from lilliput.core.state_files import save_state  # here to keep the import of Lilliput fast
 
         save_state({x.name: getattr(self, x.name) for x in dataclasses.fields(self)}, folder)
 
     @classmethod
     def load(cls, folder: str | Path, framework: str | None = None) -> CompressionState:
-        """Read a state written by :meth:`save`; refuse one that is damaged or from the future.
+        """Read a state written by :meth:`save`; raise if it is damaged or from a newer version.
 
         Tensors are those of the framework that wrote them, or of ``framework``.
         """
@@ -75,7 +75,7 @@ def capture(compressor: Any) -> CompressionState:
         inside: dict[str, Any] = {}
         for key, value in attributes.items():
             if value is None and key in unset:
-                continue  # as a new wrapper has it
+                continue  # the default of a new wrapper
             try:
                 # The slash tells the tensors inside attributes from buffers of the same name.
                 values[key] = pack(value, f"{key}/", inside, compressor._is_tensor)
@@ -98,14 +98,14 @@ def capture(compressor: Any) -> CompressionState:
 
 
 def _unset(compressor: Any) -> set[str]:
-    """Return the attributes of wrappers that have no value to begin with."""
+    """Return the wrapper attributes that are initially None."""
     return {name for name, value in compressor._attributes.items() if value is None}
 
 
 def restore(compressor: Any, state: CompressionState, then: Callable[[], None]) -> None:
-    """Put a state into a compressor and call ``then``; if anything fails, all is as before.
+    """Put a state into a compressor and call ``then``; if anything fails, restore the previous state.
 
-    Everything is checked before anything is written. What a check cannot see is undone.
+    Everything is validated before anything is written. Later failures are undone.
     """
     wrappers = {wrapper.name: wrapper for wrapper in compressor._every_wrapper()}
     problems = find_state_problems(compressor, wrappers, state)

@@ -1,4 +1,4 @@
-"""Does a state fit a compressor? Everything is looked at, and nothing is changed."""
+"""Check whether a state fits a compressor, without changing anything."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from lilliput.errors import Problem
 from lilliput.printing import shown
 
-# The least value of what the engine and its algorithms count, on a compressor or a wrapper.
+# Smallest value of each counter of the engine and its algorithms.
 _LEAST = {"now_epoch": 0, "current_step": 0, "updated_epoch": -1, "batches": 0, "observations": 0}
 _MOST = 2**53
 _PLAIN = (bool, int, float, str, list, tuple, dict)
 
 
 def find_state_problems(compressor: Any, wrappers: dict[str, Any], state: Any) -> list[Problem]:
-    """Return every reason why a state does not fit."""
+    """Return all reasons why a state does not fit."""
     ours, theirs = wrappers.keys(), state.layers.keys()
     problems = [Problem(name, "not in this model") for name in theirs - ours]
     problems += [Problem(name, "not in the state") for name in ours - theirs]
@@ -32,9 +32,9 @@ def find_state_problems(compressor: Any, wrappers: dict[str, Any], state: Any) -
 
 
 def is_closed(compressor: Any) -> bool:
-    """Whether it is known what the wrappers may hold: so for Lilliput's own algorithms.
+    """Whether all attributes of the wrappers are known in advance, as for Lilliput's own algorithms.
 
-    An author's algorithm may invent attributes at any time, and finds them in its state again.
+    An author's algorithm may add attributes at any time, and gets them back from its state.
     """
     return type(compressor).__module__.partition(".")[0] == "lilliput"
 
@@ -60,7 +60,7 @@ def _check_layer(wrapper: Any, state: Any, closed: bool) -> Iterable[Problem]:
 
 
 def _check_values(wrapper: Any, values: Mapping[str, Any]) -> dict[str, str]:
-    """Return which plain attributes are of another kind than those that are here."""
+    """Return the plain attributes whose type differs from the current ones."""
     faults = {}
     attributes, declared = wrapper.attributes(), wrapper.compressor._attributes
     for key, value in values.items():
@@ -75,7 +75,7 @@ def _check_values(wrapper: Any, values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _is_alike(packed: Any, held: Any) -> bool:
-    """Whether a packed value is of the type of one that is here."""
+    """Whether a packed value has the type of a current one."""
     if isinstance(held, (dict, tuple)):
         return isinstance(packed, dict) and list(packed) == [type(held).__name__]
     if isinstance(held, float):
@@ -102,9 +102,9 @@ def _fault_of_number(name: str, value: Any) -> str:
         return ""
     if least <= value <= _MOST:
         return ""
-    return f"received {shown(value)}, expected a whole number from {least} to 2**53"
+    return f"received {shown(value)}, expected an integer from {least} to 2**53"
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a rule asks for, without how it selects its layers."""
+    """Return the settings of a rule, without the keys that select layers."""
     return {key: value for key, value in config.items() if key not in ("op_types", "op_names")}

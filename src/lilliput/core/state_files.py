@@ -1,4 +1,4 @@
-"""A compression state as a folder: ``lilliput.json`` to read, and safetensors; see :mod:`lilliput.store`."""
+"""A compression state as a folder: readable ``lilliput.json`` and safetensors; see :mod:`lilliput.store`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lilliput.store import (
 
 _SEPARATOR = "::"
 _WHAT = "compression state"
-_ATTEMPTS = 20  # to read a state while another process replaces it again and again
+_ATTEMPTS = 20  # to read a state that another process keeps replacing
 
 
 class _Layer(Strict):
@@ -46,7 +46,7 @@ class _Document(Strict):
 
 
 def save_state(fields: dict[str, Any], folder: str | Path) -> None:
-    """Write the fields of a state; refuse a folder that holds the state of another algorithm."""
+    """Write the fields of a state; raise if the folder contains the state of another algorithm."""
     tensors = {
         f"{layer}{_SEPARATOR}{key}": tensor
         for layer, held in fields["tensors"].items()
@@ -83,7 +83,7 @@ def _earlier_file(folder: Path, algorithm: str) -> str | None:
 
 
 def load_state(folder: str | Path, framework: str | None = None) -> dict[str, Any]:
-    """Read the fields of a state; refuse one that is damaged or from the future."""
+    """Read the fields of a state; raise if it is damaged or from a newer version."""
     document, data = _read(Path(folder))
     fields = document.model_dump(exclude={"format", "kind", "tensors"})
     fields["framework"] = framework or document.framework
@@ -95,14 +95,14 @@ def load_state(folder: str | Path, framework: str | None = None) -> dict[str, An
 
 
 def _read(folder: Path) -> tuple[_Document, bytes]:
-    """Return the JSON and the tensors that it names, both of the same moment."""
+    """Return the JSON document and its tensors, both of the same version."""
     seen: _Document | None = None
     for _ in range(_ATTEMPTS):
         document = read_document(folder, _Document, _WHAT)
         try:
             data = (folder / document.tensors.file).read_bytes()
         except OSError as error:
-            if document != seen:  # perhaps another process has just replaced the state
+            if document != seen:  # another process may have just replaced the state
                 seen = document
                 continue
             raise StateError(f"{folder}: no readable compression state ({error}).") from error

@@ -1,1 +1,1 @@
-"""Distillation: a loss is one file, and the distiller applies those that rules name."""
+"""Distillation: one file per loss, and the distiller that applies those that rules name."""

@@ -1,7 +1,7 @@
-"""Distil where a network looks (attention transfer, Zagoruyko & Komodakis 2017, arXiv 1612.03928).
+"""Distil spatial attention maps (attention transfer, Zagoruyko & Komodakis 2017, arXiv 1612.03928).
 
 The map of a sample is the mean of its squared features over the channels, scaled to length one; the loss is
-the squared distance of two maps, on average over samples. Channels need not be as many in both.
+the mean squared distance of two maps over samples. The numbers of channels may differ.
 
 >>> import torch
 >>> left, right = torch.zeros(2, 1, 3, 2, 2)
@@ -20,7 +20,7 @@ _TINY = 1e-12
 
 
 def attention_distance(student: Tensor, teacher: Tensor, axis: int) -> Tensor:
-    """Return the squared distance of normalized maps; ``axis`` counts the channels."""
+    """Return the squared distance of normalized maps; ``axis`` is that of the channels."""
     xp = namespace(student)
     gap = _attention(student, axis) - _attention(teacher, axis)
     return xp.mean(xp.sum(gap**2, 1))

@@ -1,6 +1,6 @@
-"""Distil the direction of features, whatever their size (as DistilBERT does, Sanh et al. 2019).
+"""Distil the direction of features, independent of their magnitude (as in DistilBERT, Sanh et al. 2019).
 
-The loss is ``1 - cos(student, teacher)``, on average over all vectors: those along an axis, or all entries of
+The loss is the mean of ``1 - cos(student, teacher)`` over all vectors: those along an axis, or all entries of
 each sample if none is given.
 
 >>> import torch
@@ -17,7 +17,7 @@ _TINY = 1e-12
 
 
 def cosine_distance(student: Tensor, teacher: Tensor, axis: int | None = None) -> Tensor:
-    """Return one minus the cosine of the angle between two vectors, on average over all of them."""
+    """Return the mean of one minus the cosine of the angle between two vectors."""
     xp = namespace(student)
     if axis is None:
         student, teacher = (xp.reshape(x, (xp.shape(x)[0], -1)) for x in (student, teacher))

@@ -1,4 +1,4 @@
-"""Train a compressed model to answer as the original does, with or without labels.
+"""Train a compressed model to reproduce the original's outputs, with or without labels.
 
 >>> import torch
 >>> from lilliput.torch import Distiller, LevelPruner
@@ -44,7 +44,7 @@ _PROBABILITIES = (
 
 
 class DistillRule(Rule):
-    """What is compared with the teacher's, and how."""
+    """What to compare with the teacher, and how."""
 
     loss: Literal["kl", "mse", "cosine", "attention"] | None = Field(
         None,
@@ -83,30 +83,30 @@ class DistillRule(Rule):
 
 
 class Distiller(BaseDistiller):
-    """Add to the loss how far a model is from its teacher, at its output or at layers.
+    """Add the distance between a model and its teacher to the loss, at its output or at layers.
 
-    The teacher is a copy of the model as it is when the distiller is made, or any model that you give.
-    It is run by :meth:`loss` on what the model was called with, in evaluation mode (no dropout, running
-    statistics in batch norms) and without gradients; the student runs as your loop says. Rules select
-    what is compared; a rule that names no layer is for the model's output.
+    The teacher is a copy of the model at the time the distiller is created, or any model that you pass.
+    :meth:`loss` runs it on the inputs of the model, in evaluation mode (no dropout, running
+    statistics in batch norms) and without gradients; the student runs as in your loop. Rules select
+    what is compared; a rule without layers applies to the model's output.
 
     Parameters
     ----------
     model : object, optional
-        The student. May be left out, and given to ``compress(model)`` later.
+        The student. Can be omitted and passed to ``compress(model)`` later.
     config_list : list of dict, or path of a YAML or JSON file, optional
-        What is compared and how. Beside ``op_names`` and ``op_types``: ``loss`` ('kl', 'mse',
+        What is compared and how. Besides ``op_names`` and ``op_types``: ``loss`` ('kl', 'mse',
         'cosine', 'attention'), ``weight``, ``temperature``, ``link``, ``item``, ``axis``,
         ``probabilities``. By default ``[{"loss": "kl", "temperature": 2}]``.
     optimizer : object, optional
-        The optimizer that trains the model. It trains the projections too, which are made where a
+        The optimizer that trains the model. It also trains the projections, which are created if a
         layer of the student has another width than its teacher's.
     teacher : object, optional
-        The model to learn from. By default a frozen copy of the model as it is when it is bound, so make
+        The model to learn from. By default a frozen copy of the model when it is bound, so create
         the distiller before a pruner changes the weights.
     example_inputs : tensor, tuple or dict, optional
-        What the model is called with. With it, projections are made by ``compress()`` and not in the
-        first step, so that :meth:`parameters` can be given to an optimizer of your own.
+        Inputs of the model. With it, projections are created by ``compress()`` instead of the
+        first step, so that :meth:`parameters` can be passed to your own optimizer.
 
     Examples
     --------
@@ -125,7 +125,7 @@ class Distiller(BaseDistiller):
     rule: ClassVar[type[Rule]] = DistillRule
 
     def calc_loss(self, student: Tensor, teacher: Tensor, wrapper: Any) -> Tensor:
-        """Return the distance that the rule of a layer names."""
+        """Return the distance named by the rule of a layer."""
         config, name = wrapper.config, self.loss_of(wrapper)
         if name == "mse":
             return mean_squared_error(student, teacher)
@@ -144,11 +144,11 @@ class Distiller(BaseDistiller):
         return str(wrapper.config.get("loss") or ("kl" if wrapper.name == MODEL else "mse"))
 
     def may_project(self, wrapper: Any) -> bool:
-        """Whether features of another width are mapped: not classes, and maps have no channels left."""
+        """Whether features of another width are mapped: not classes, and not maps, which have no channels."""
         return self.loss_of(wrapper) in ("mse", "cosine")
 
     def _find_problems(self, selection: Selection) -> list[Problem]:
-        """Return where probabilities would be taken for logits, as far as a model says so itself."""
+        """Return a problem where probabilities would be used as logits, if that is known in advance."""
         problems = super()._find_problems(selection)
         for decision in selection.decisions:
             layer = decision.layer
@@ -160,7 +160,7 @@ class Distiller(BaseDistiller):
         return problems
 
     def _classes(self, student: Tensor, teacher: Tensor, wrapper: Any) -> int:
-        """Return the axis of classes; refuse what is not a vector of logits."""
+        """Return the axis of classes; raise if the tensor is not a vector of logits."""
         one, other = tuple(student.shape), tuple(teacher.shape)
         place = f"{type(self).__name__}: {wrapper.name!r} is compared by 'kl'"
         if one != other:
@@ -168,7 +168,7 @@ class Distiller(BaseDistiller):
         axis = wrapper.config.get("axis")
         if axis is None and len(one) != 2:
             raise ConfigError(
-                f"{place} and has shape {one}; say where its classes lie, as in {{'axis': -1}} for a "
+                f"{place} and has shape {one}; specify the axis of its classes, as in {{'axis': -1}} for a "
                 "sequence of tokens or {'axis': 1} for a torch segmentation, or choose another loss."
             )
         axis = -1 if axis is None else axis
@@ -184,7 +184,7 @@ class Distiller(BaseDistiller):
     def _check_logits(
         self, student: Tensor, teacher: Tensor, wrapper: Any, axis: int, place: str
     ) -> None:
-        """Refuse probabilities that are taken for logits, once for each layer."""
+        """Raise if probabilities are used as logits, once per layer."""
         if wrapper.config.get("probabilities") or wrapper.name in self._are_logits:
             return
         if self._backend.are_shares(teacher, axis):
@@ -194,7 +194,7 @@ class Distiller(BaseDistiller):
     _are_logits: frozenset[str] = frozenset()
 
     def _channels(self, student: Tensor, teacher: Tensor, wrapper: Any) -> int:
-        """Return the axis of channels; refuse maps of different sizes."""
+        """Return the axis of channels; raise for maps of different sizes."""
         one, other = tuple(student.shape), tuple(teacher.shape)
         place = f"{type(self).__name__}: {wrapper.name!r} is compared by 'attention'"
         axis = wrapper.config.get("axis")

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ExportResult", "export_executorch", "export_onnx", "export_openvino"]
 
-# Loaded when they are first used: what is for Keras does without torch.
+# Imported on first use: the part for Keras works without torch.
 _HOMES = {
     "ExportResult": "lilliput.export.result",
     "export_executorch": "lilliput.export.targets.executorch",

@@ -40,7 +40,7 @@ def check_options(min_sqnr: Any, calibration: Any) -> None:
 
 
 def check_onnx(target: str, opset: Any) -> None:
-    """Raise if there is no such runtime, or its files have no such version of ONNX's operators."""
+    """Raise if there is no such runtime, or the opset version is not supported."""
     from lilliput.export.passes.fit import check_target
 
     check_target(target)
@@ -58,7 +58,7 @@ def checked_path(path: Any, suffix: str) -> Path:
         raise ExportError(f"{place}: expected a name ending in {suffix}.")
     if not place.parent.is_dir() or place.is_dir():
         what = "is a folder" if place.is_dir() else "is in a folder that does not exist"
-        raise ExportError(f"{place}: it {what}; give the path of a file.")
+        raise ExportError(f"{place}: it {what}; pass the path of a file.")
     return place
 
 

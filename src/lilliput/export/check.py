@@ -1,4 +1,4 @@
-"""Execute a file before it is put in place, and refuse it if it differs from the simulation."""
+"""Execute a file before it is written, and raise if it differs from the simulation."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from lilliput.export.stepwise import Compared, Stepwise
 from lilliput.frameworks.exporting.layer import Layer
 from lilliput.frameworks.exporting.simulation import Inputs, Simulation, first_line, to_array
 
-# Runtimes whose agreement decides, besides the one without optimizations.
+# Runtimes that must agree, besides the one without optimizations.
 _DECISIVE = {"onnxruntime": FAST, "openvino": OPENVINO, "generic": PLAIN}
 
 
@@ -51,8 +51,8 @@ def check_file(
 ) -> None:
     """Run the file in its target runtimes, and record the outcome in the result.
 
-    ``is_asked``: whether the user gave the calibration to compare on; inputs of sizes that the file does
-    not take are refused then, and left out otherwise.
+    ``is_asked``: whether the user passed the calibration inputs; inputs of sizes that the file does
+    not accept are then an error, and skipped otherwise.
     """
     if PLAIN in data.runtimes:
         require_onnxruntime()
@@ -189,8 +189,8 @@ class _Check:
     def agreement(self, runtime: str, optimized: str = "") -> Agreement:
         """Return the agreement of a runtime with the simulation over all batches.
 
-        Without optimizations, which is slow, on the example alone, unless the user gave others: there the
-        session that shows all tensors computes what the file does.
+        Without optimizations, which is slow, only on the example, unless the user passed others: there the
+        session that exposes all tensors computes the same as the file.
         """
         if runtime == PLAIN and not self.is_asked:
             received = [self._stepped(runtime).received]
@@ -278,7 +278,7 @@ class _Check:
         try:
             found = self.stepwise.run(self.data.runtimes[0], simulation, feeds)
             last = compare(self.outputs, found.expected, found.received, self.steps)
-        except Exception as error:  # those of runtimes share no base
+        except Exception as error:  # those of runtimes have no common base
             return explain_fault(error, 0.0)
         is_exact = self.data.runtimes[0] == PLAIN
         is_off = [x.lsb > ONE_STEP if is_exact else x.is_off(min_sqnr) for x in found.steps]

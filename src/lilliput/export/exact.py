@@ -11,7 +11,7 @@ from lilliput.export.packed import Packed
 
 Array = np.ndarray[Any, Any]
 INTEGER_LSTM = "DynamicQuantizeLSTM"
-_INPUTS = 8  # that LSTM has, too; then come scales and zero points
+_INPUTS = 8  # the same as those of LSTM; followed by scales and zero points
 
 
 def float_weight(integers: Array, scale: Array, zero_point: Array) -> Array:

@@ -38,7 +38,7 @@ def write_program(
     min_sqnr: float | None,
     calibration: Iterable[Any] | None,
 ) -> ExportResult:
-    """Do the work of ``export_executorch``; ``min_sqnr`` None: without executing the file."""
+    """Do the work of ``export_executorch``; with ``min_sqnr`` None, without executing the file."""
     part: Simulating = part_of("torch", "export.simulation")
     model, inputs = part.model_of(quantizer_or_model), part.as_inputs(example_inputs)
     simulation = part.simulate(model, inputs)
@@ -91,7 +91,7 @@ def _check(
     max_batch: int,
     min_sqnr: float,
 ) -> None:
-    """Execute the program on all batches, and refuse it if it differs from the simulation."""
+    """Execute the program on all batches, and raise if it differs from the simulation."""
     fitting = [_fitting(x, simulation, max_batch) for x in batches]
     check = _Check(captured, program, simulation, fitting)
     result._compare = check.compare_layers

@@ -1,6 +1,6 @@
-"""Compare an executed file with the simulation: from end to end, and tensor by tensor.
+"""Compare an executed file with the simulation: end to end, and tensor by tensor.
 
-What LiteRT's and ExecuTorch's checks have in common; an ONNX file has its own in ``check``.
+The common part of the checks for LiteRT and ExecuTorch; ONNX files have their own in ``check``.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from lilliput.frameworks.exporting.simulation import Array, Inputs, Simulation, 
 
 
 class FileCheck(ABC):
-    """The simulation, and the batches to compare a file with it on; a target says how to execute it.
+    """The simulation, and batches for comparing a file with it; a target defines how to execute it.
 
     Parameters
     ----------
     simulation : Simulation
         The model on the example inputs.
     batches : sequence of inputs
-        What else to compare on.
+        Other inputs to compare on.
     tensors : mapping
-        Where the file holds which quantized activation.
+        The tensor of the file for each quantized activation.
     steps : sequence of float or None
-        For each output the step of the grid that it lies on, None if it lies on none.
+        The step of the grid of each output, or None.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class FileCheck(ABC):
 
     @abstractmethod
     def inside(self, inputs: Inputs, runtime: str) -> dict[str, Array]:
-        """Return the quantized activations of the file, by the names that ``tensors`` has for them."""
+        """Return the quantized activations of the file, by their names in ``tensors``."""
 
     def agreement(self, runtime: str) -> Agreement:
         """Return the agreement of a runtime with the simulation over all batches."""
@@ -79,7 +79,7 @@ class FileCheck(ABC):
     def faults(
         self, simulation: Simulation, runtime: str, min_sqnr: float
     ) -> tuple[list[Step], str]:
-        """Return all tensors compared on other inputs, and what is wrong with the file on them."""
+        """Return all tensors compared on other inputs, and the fault of the file on them."""
         values = self.inside(simulation.inputs, runtime)
         steps, outputs = compare_steps(simulation, self.tensors, values)
         for step in steps:
@@ -98,7 +98,7 @@ class FileCheck(ABC):
         return compare_results(self.simulation, results, read)
 
 
-Results = list[list[tuple[Array, ...]]]  # of each place, call by call
+Results = list[list[tuple[Array, ...]]]  # of each placement, call by call
 
 
 def kept_results(simulation: Simulation, outputs: Sequence[Array]) -> Results:
@@ -114,7 +114,7 @@ def kept_results(simulation: Simulation, outputs: Sequence[Array]) -> Results:
 def compare_results(
     simulation: Simulation, results: Results, read: Mapping[Key, tuple[Array, float | None]]
 ) -> list[dict[str, Any]]:
-    """Return how close tensors of a file, with the steps of their grids, are to what quantizers return."""
+    """Return the agreement of a file's tensors, with the steps of their grids, with the quantizers."""
     rows = []
     for (number, position, call), (reals, step) in read.items():
         if call < len(results[number]):

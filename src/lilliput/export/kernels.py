@@ -1,4 +1,4 @@
-"""Which kernels ONNX Runtime executes: read from the graph it has optimized."""
+"""Find the kernels that ONNX Runtime executes, from the graph it has optimized."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DEFAULT = "onnxruntime has no integer kernel for this combination of types"
 
 
 def read_kernels(path: str | Path, layers: list[Layer], graph: ir.Graph) -> None:
-    """Enter into each layer of a graph what the runtime made of it."""
+    """Record for each layer of a graph the kernel that the runtime uses."""
     import onnx
 
     nodes = onnx.load(str(path), load_external_data=False).graph.node
@@ -37,7 +37,7 @@ def read_kernels(path: str | Path, layers: list[Layer], graph: ir.Graph) -> None
     kernels: dict[str, str] = {}
     for node in nodes:
         names = {node.name, plain_name(node.name)}
-        if node.op_type in LAYERS:  # a convolution in blocks is named after what it returns
+        if node.op_type in LAYERS:  # a blocked convolution is named after its output
             names |= {owners[x] for x in {plain_name(node.name), *node.output} if x in owners}
         for name in names:
             known = kernels.get(name)
@@ -53,7 +53,7 @@ def read_kernels(path: str | Path, layers: list[Layer], graph: ir.Graph) -> None
 
 
 def owners_of(graph: ir.Graph) -> dict[str, str]:
-    """Return which layer makes a tensor, itself or with the activation that runtimes fuse into it."""
+    """Return the layer that produces each tensor, directly or with the activation fused into it."""
     found: dict[str, str] = {}
     for node in layers_of(graph):
         value: ir.Value | None = node.outputs[0]
@@ -66,5 +66,5 @@ def owners_of(graph: ir.Graph) -> dict[str, str]:
 
 
 def plain_name(name: str) -> str:
-    """Return a node's own name, without what fusions and changes of layout add to it."""
+    """Return a node's own name, without additions by fusions and changes of layout."""
     return re.sub(r"(_token_\d+|_nchwc|/\w+Fusion/?)+$", "", name.removeprefix("fused "))

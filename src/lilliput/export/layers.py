@@ -1,4 +1,4 @@
-"""What the layers of a file are: their names, types and costs, and why one cannot run on integers."""
+"""List the layers of a file: their names, types and costs, and why one cannot run on integers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lilliput.graph.onnx_macs import Shape, UnknownShapeError, count_macs
 
 _EIGHT_BITS = (ir.DataType.INT8, ir.DataType.UINT8)
 _FOUR_BITS = (ir.DataType.INT4, ir.DataType.UINT4)
-# They lie between a layer and the quantizer of its output, and runtimes fuse them into the layer.
+# Operators between a layer and the quantizer of its output, which runtimes fuse into the layer.
 _FUSED = frozenset({"Relu", "Clip"})
 _WITH_KERNELS = frozenset({"Conv", "Gemm", "MatMul"})
 
@@ -25,7 +25,7 @@ _WITH_KERNELS = frozenset({"Conv", "Gemm", "MatMul"})
 def list_layers(graph: ir.Graph, given: Mapping[str, int] | None = None) -> list[Layer]:
     """Return the layers in order of execution, with the reason for those in float.
 
-    ``given`` are the open sizes that costs are counted for; those that are not given are one.
+    ``given`` are the dynamic sizes for which costs are counted; 1 by default.
     """
     sizes = {**_ones(graph), **(given or {})}
     layers = []
@@ -56,14 +56,14 @@ def list_layers(graph: ir.Graph, given: Mapping[str, int] | None = None) -> list
 
 
 def _recurrent_layer(node: ir.Node, sizes: Mapping[str, int]) -> Layer:
-    """Return what is said of a recurrent layer, which has several weights."""
+    """Return the entry of a recurrent layer, which has several weights."""
     reason, op = why_float(node), node.op_type.removeprefix("DynamicQuantize")
     dtype, macs = weight_type(node), _macs(node, sizes)
     return Layer(str(node.name), op, dtype, macs, integer=not reason, reason=reason)
 
 
 def _reason(node: ir.Node) -> str:
-    """Return why a runtime must compute a layer in floating point, empty if it need not."""
+    """Return why a runtime must compute a layer in floating point, or an empty string."""
     if node.op_type in INTEGER_KERNELS:
         return ""
     first, second = node.inputs[:2]
@@ -103,7 +103,7 @@ def integer_type(value: ir.Value | None) -> ir.DataType | None:
 
 
 def is_output_quantized(node: ir.Node) -> bool:
-    """Whether a layer's output goes to a QuantizeLinear and nowhere else."""
+    """Whether a QuantizeLinear is the only reader of a layer's output."""
     reader = only_reader(node.outputs[0])
     while reader is not None and reader.op_type in _FUSED:
         reader = only_reader(reader.outputs[0])
@@ -111,7 +111,7 @@ def is_output_quantized(node: ir.Node) -> bool:
 
 
 def example_sizes(graph: ir.Graph, shapes: Mapping[str, Shape]) -> dict[str, int]:
-    """Return the open sizes of a graph as in inputs of these shapes, but of one example.
+    """Return the dynamic sizes of a graph for inputs of these shapes, but with one example.
 
     The first axis of the first input is the batch.
     """
@@ -129,13 +129,13 @@ def example_sizes(graph: ir.Graph, shapes: Mapping[str, Shape]) -> dict[str, int
 
 
 def _ones(graph: ir.Graph) -> dict[str, int]:
-    """Return one for each open size."""
+    """Return one for each dynamic size."""
     dims = (d for value in graph.inputs for d in (value.shape or ()))
     return {str(dim.value): 1 for dim in dims if isinstance(dim, ir.SymbolicDim)}
 
 
 def shape_of(value: ir.Value | None, sizes: Mapping[str, int]) -> list[int] | None:
-    """Return a shape with all open sizes given, None if it is not known."""
+    """Return a shape with all dynamic sizes given, or None if it is unknown."""
     if value is None or value.shape is None:
         return None
     dims: list[Any] = [d if isinstance(d, int) else d.evaluate(sizes) for d in value.shape]
@@ -143,7 +143,7 @@ def shape_of(value: ir.Value | None, sizes: Mapping[str, int]) -> list[int] | No
 
 
 def _macs(node: ir.Node, sizes: Mapping[str, int]) -> int | None:
-    """Return the multiplications of a node, None if a shape is not known."""
+    """Return the multiplications of a node, or None if a shape is unknown."""
     inputs, outputs = ([shape_of(x, sizes) for x in side] for side in (node.inputs, node.outputs))
     try:
         return count_macs(node.op_type, inputs, outputs, attributes_of(node))
@@ -157,9 +157,9 @@ def fill_macs(
     execute: Callable[[list[str]], Mapping[str, Any]],
     rows: int,
 ) -> None:
-    """Count multiplications where the graph does not tell the shapes.
+    """Count multiplications where the graph does not contain the shapes.
 
-    ``execute`` returns tensors of the file by name, and its inputs, as they are for ``rows`` examples.
+    ``execute`` returns tensors of the file by name, and its inputs, for ``rows`` examples.
     """
     unknown = {layer.name: layer for layer in layers if layer.macs is None}
     nodes = [node for node in layers_of(graph) if node.name in unknown]

@@ -1,4 +1,4 @@
-"""What the user should know of a file, whatever its format."""
+"""Notes for the user on a file of any format."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from lilliput.frameworks.exporting.simulation import Place
 
 
 def note_defaults(places: list[Place]) -> list[str]:
-    """Return what the user should know of layers that are quantized although no rule names them."""
+    """Return notes on layers that are quantized although no rule names them."""
     notes = []
     for place in places:
         decisions = place.wrapper.compressor.selection.decisions if place.is_weight else ()

@@ -1,4 +1,4 @@
-"""What an ONNX file holds and costs: parameters, nonzeros and multiplications."""
+"""Parameters, nonzeros and multiplications of an ONNX file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lilliput.frameworks.work import batch_of
 if TYPE_CHECKING:
     from lilliput.export.targets.onnx import OnnxFile
 
-# Where operators hold scales and zero points.
+# The positions of scales and zero points among the inputs of operators.
 _SCALES = {
     "QuantizeLinear": (1, 2),
     "DequantizeLinear": (1, 2),
@@ -27,7 +27,7 @@ _MOVERS = ("Gather", "Unsqueeze", "Transpose", "Cast")
 
 
 def count_onnx(file: OnnxFile, arrays: Sequence[Any], named: Sequence[str]) -> dict[str, Any]:
-    """Count what an ONNX file stores besides scales, zero points and shapes; ``named`` come last."""
+    """Count what an ONNX file stores besides scales, zero points and shapes; ``named`` inputs come last."""
     import onnx_ir
 
     from lilliput.export.layers import example_sizes, fill_macs, list_layers
@@ -61,7 +61,7 @@ def count_onnx(file: OnnxFile, arrays: Sequence[Any], named: Sequence[str]) -> d
 
 
 def _has_loops(graph: Any) -> bool:
-    """Whether something multiplies inside a loop or branch, as often as only a run would tell."""
+    """Whether there are multiplications inside a loop or branch, whose number only a run shows."""
     from lilliput.export.passes.graph import LAYERS
 
     outside = {id(node) for node in graph}
@@ -71,7 +71,7 @@ def _has_loops(graph: Any) -> bool:
 def _inside(
     file: OnnxFile, named: Sequence[str], arrays: Sequence[Any], names: list[str]
 ) -> dict[str, Any]:
-    """Return tensors inside a file, and its inputs, as the runtime computes them."""
+    """Return tensors inside a file, and its inputs, as computed by the runtime."""
     from lilliput.export.packed import Packed, external_files
     from lilliput.export.run import PLAIN, run
 
@@ -83,7 +83,7 @@ def _inside(
 
 
 def _zero_counts(graph: Any) -> dict[str, int]:
-    """Return how many zeros the constants represent whose integers have zero points, by name."""
+    """Return the number of zeros represented by constants with zero points, by name."""
     from lilliput.export.passes.integers import read
 
     found = {}
@@ -140,12 +140,12 @@ def _rounded_types() -> tuple[Any, ...]:
 
 
 def _origin(value: Any) -> Any:
-    """Return what scales are looked up in, where they are not constants themselves."""
+    """Return the table in which scales are looked up, if they are not constants themselves."""
     while value.producer() is not None and value.producer().op_type in _MOVERS:
         value = value.producer().inputs[0]
     return value
 
 
 def _is_trained(tensor: Any) -> bool:
-    """Whether an initializer holds weights: shapes and indices are 64-bit integers."""
+    """Whether an initializer contains weights: shapes and indices are 64-bit integers."""
     return bool(tensor.dtype.is_floating_point() or tensor.dtype.bitwidth <= 32)

@@ -50,47 +50,47 @@ def export_onnx(
 ) -> ExportResult:
     """Write a model as an ONNX file that runs on integers, execute it, and compare.
 
-    Weights are stored as integers, activations are quantized where the simulation does so, batch
+    Weights are stored as integers, activations are quantized as in the simulation, batch
     norms are folded. Masks of pruners are applied. The model is not changed, except
-    as ``assume_vnni`` says.
+    by ``assume_vnni``.
 
     Parameters
     ----------
     quantizer_or_model : Compressor or torch.nn.Module
-        A compressor after ``compress()``, or a model with or without compressors on it.
+        A compressor after ``compress()``, or a model with or without compressors.
     path : str or path-like
-        The file to write, ending in ``.onnx``. Above 2 GB, weights go to a second file beside it, whose
-        name begins alike and ends in ``.data``.
+        The file to write, ending in ``.onnx``. Above 2 GB, weights are written to a second file next to
+        it, whose name starts with that of the first and ends in ``.data``.
     example_inputs : tensor, tuple or dict
-        What the model is called with.
+        Inputs of the model.
     target : str
         ``"onnxruntime"``, ``"openvino"``, or ``"generic"``: exactly as simulated, in the smallest
         data types.
     dynamic_batch : bool
-        Whether the file takes batches of any size: the first axis of the inputs.
+        Whether the file accepts batches of any size: the first axis of the inputs.
     dynamic_shapes : bool, dict or tuple
-        Which other sizes are open. True: all at which the model itself takes others, such as the length of
-        a text or the height and width of images; the result says which. False: none. Or the axes of each
-        input as in ``torch.export``, by name or in order, the batch included:
-        ``{"input_ids": {0: "batch", 1: "sequence"}, "attention_mask": {0: "batch", 1: "sequence"}}``; an
-        axis has a name, a ``torch.export.Dim``, or None for a fixed size.
+        Which other sizes are dynamic. True: all for which the model itself accepts other values, such
+        as the length of a text or the height and width of images; the result lists them. False: none.
+        Or the axes of each input as in ``torch.export``, by name or in order, including the batch:
+        ``{"input_ids": {0: "batch", 1: "sequence"}, "attention_mask": {0: "batch", 1: "sequence"}}``;
+        an axis has a name, a ``torch.export.Dim``, or None for a fixed size.
     opset : int
         The version of ONNX's operators, 21 or later.
     check : bool
         Whether to execute the file and compare it with the simulation before it is written.
     min_sqnr : float
-        The lowest signal to noise ratio in dB at which the file is written, of each quantized tensor and
-        of each output, in every runtime: against the simulation given the tensors before it as the runtime
-        computed them, so that it is the file that is judged and not how roundings add up. From end to end
-        the outputs may be further off, as the result says. Kernels that round activations which nothing
-        quantizes (MatMulNBits, integer LSTMs) are judged without that.
+        The lowest signal-to-noise ratio in dB at which the file is written, of each quantized tensor
+        and of each output, in every runtime: compared with the simulation on the tensors that the
+        runtime computed before it, so that the file is judged and not the accumulation of roundings.
+        End to end, the outputs may differ more, as stated in the result. Kernels that round unquantized
+        activations (MatMulNBits, integer LSTMs) are compared without that rounding.
     calibration : iterable, optional
         More inputs to compare on, and for the guard; by default the first batches of ``calibrate()``, on
         which the file is executed with optimizations only.
     assume_vnni : bool, optional
         Whether the CPUs that will run the file have VNNI (or are ARM). False: weights are made coarser
-        where 16-bit sums would saturate without it, which changes the scales of the quantizer for good.
-        True: never. None: as this CPU is. The result says which CPUs the file is for.
+        where 16-bit sums would saturate without it, which permanently changes the scales of the quantizer.
+        True: never. None: as on this CPU. The result states the CPUs that the file is for.
 
     Returns
     -------
@@ -100,7 +100,7 @@ def export_onnx(
     Raises
     ------
     ExportError
-        If the model cannot be written exactly, or the executed file differs. No file is left then.
+        If the model cannot be written exactly, or the executed file differs. No file is written then.
 
     Examples
     --------
@@ -128,7 +128,7 @@ def write_checked(
     calibration: Iterable[Any] | None,
     pack: Pack = packing,
 ) -> ExportResult:
-    """Do the work of :func:`export_onnx`; ``pack`` makes the graph of the file into its bytes."""
+    """Do the work of :func:`export_onnx`; ``pack`` converts the graph to the bytes of the file."""
     _require_onnx()
     from lilliput.export.layers import example_sizes, list_layers
     from lilliput.export.rounding import keep_precise
@@ -178,7 +178,7 @@ def write_draft(
     is_asked: bool = False,
     pack: Pack = packing,
 ) -> None:
-    """Write a finished graph as the file of a result; ``min_sqnr`` None: without executing it."""
+    """Write a finished graph as the file of a result; with ``min_sqnr`` None, without executing it."""
     from lilliput.export.check import check_file
     from lilliput.export.passes.fit import find_notes
 
@@ -197,14 +197,14 @@ def write_draft(
 
 
 def _keeps_states(model: Any) -> bool:
-    """Whether this is a Hugging Face model that keeps keys and values from token to token."""
+    """Whether this is a Hugging Face model that caches keys and values between tokens."""
     can_generate = getattr(model, "can_generate", None)
     uses_cache = getattr(getattr(model, "config", None), "use_cache", False) is True
     return uses_cache and callable(can_generate) and bool(can_generate())
 
 
 def build(simulation: Simulation, target: str, opset: int) -> Draft:
-    """Return the model as an ONNX graph with integers in it; the axes of the simulation are open."""
+    """Return the model as an ONNX graph with integers; the axes of the simulation are dynamic."""
     from lilliput.export.passes.graph import Draft, keep_scopes, rename_sizes
 
     trace = part_for(simulation.model, "export.trace").trace

@@ -1,7 +1,7 @@
-"""The bytes of an ONNX file, and above 2 GB, where protobuf ends, its weights in a second file beside it.
+"""The bytes of an ONNX file and, above 2 GB (the limit of protobuf), a second file with its weights.
 
-The second file is called after its content, as in ``large.onnx.3f9a1c2b.data``. So the pair is replaced in
-one step, that of the first file: until then the old one reads the old weights.
+The second file is named after its content, as in ``large.onnx.3f9a1c2b.data``. So the pair is replaced
+atomically, with the first file: until then the old one reads the old weights.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 from lilliput.errors import ExportError
 from lilliput.files import write_atomically
 
-_LARGEST = 2_000_000_000  # bytes of constants in one file; protobuf ends at 2**31
-_SMALL = 1024  # bytes: constants below this stay with the graph, runtimes read shapes there
+_LARGEST = 2_000_000_000  # bytes of constants in one file; protobuf's limit is 2**31
+_SMALL = 1024  # bytes: smaller constants stay in the graph, where runtimes read shapes
 
 
 @dataclass(eq=False)
@@ -33,7 +33,7 @@ class Packed:
     weights : str
         The name of the second file; empty if there is none.
     folder : pathlib.Path, optional
-        Where the second file is.
+        The folder of the second file.
     """
 
     runtimes: ClassVar[tuple[str, ...]] = ("onnxruntime_unoptimized", "onnxruntime", "openvino")
@@ -64,7 +64,7 @@ class Packed:
         return replace(self, graph=proto.SerializeToString()), [*held, *wanted]
 
     def write(self, place: Path) -> None:
-        """Write the file, or both: all of it or nothing, also where an older one is replaced."""
+        """Write the file, or both, atomically, even if an older one is replaced."""
         target = Path(os.path.realpath(place))
         before = external_files(target)
         new = target.with_name(self.weights) if self.weights else None
@@ -85,14 +85,14 @@ class Packed:
 
 @contextlib.contextmanager
 def packing(model: Any, place: Path) -> Iterator[Packed]:
-    """Yield a checked model as bytes; what was not written by then is removed.
+    """Yield a checked model as bytes; afterwards, remove temporary files.
 
     Parameters
     ----------
     model : onnx_ir.Model
         The model. Above 2 GB its constants are moved to a file.
     place : pathlib.Path
-        Where it is going to be written.
+        The path to which it will be written.
     """
     sizes = (x.const_value.nbytes for x in model.graph.initializers.values() if x.const_value)
     if sum(sizes) <= _LARGEST:
@@ -107,14 +107,14 @@ def packing(model: Any, place: Path) -> Iterator[Packed]:
 
 
 def external_files(path: Path) -> list[Path]:
-    """Return the files beside an ONNX file that hold its weights; none if it cannot be read."""
+    """Return the files next to an ONNX file that contain its weights; empty if it cannot be read."""
     import onnx
 
     if not path.is_file():
         return []
     try:
         proto = onnx.load(str(path), load_external_data=False)
-    except Exception:  # protobuf's own, whatever is wrong with the file
+    except Exception:  # protobuf's own errors for damaged files
         return []
     pairs = (entry for tensor in proto.graph.initializer for entry in tensor.external_data)
     names = dict.fromkeys(Path(entry.value).name for entry in pairs if entry.key == "location")
@@ -151,9 +151,9 @@ def _serialized(model: Any, folder: Path | None = None) -> bytes:
         data: bytes = onnx_ir.serde.serialize_model(model).SerializeToString()
         if folder is None:
             onnx.checker.check_model(data)
-        else:  # the checker looks for the second file beside the first
+        else:  # the checker looks for the second file next to the first
             (folder / "checked.onnx").write_bytes(data)
             onnx.checker.check_model(str(folder / "checked.onnx"))
-    except Exception as error:  # protobuf's own, the checker's, or of the disk
+    except Exception as error:  # of protobuf, the checker, or the disk
         raise ExportError(f"the graph cannot be written as ONNX: {error}") from error
     return data

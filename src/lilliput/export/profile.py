@@ -1,4 +1,4 @@
-"""How long each layer of an ONNX file takes inside the whole file, with what is fused or moved around it."""
+"""Measure the time of each layer within an ONNX file, including the operators fused or moved with it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from lilliput.extras import require
 
 
 class Profile:
-    """A session of ONNX Runtime that notes the time of each kernel.
+    """A session of ONNX Runtime that records the time of each kernel.
 
-    What belongs to no layer (pooling, additions, changes of layout, quantizers) counts to the layer that
-    was executed before it, so that the times of all layers add up to those of the file.
+    Kernels that belong to no layer (pooling, additions, changes of layout, quantizers) count towards the
+    layer that was executed before them, so that the times of all layers add up to that of the file.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class Profile:
         self.session.run(None, dict(zip(names, arrays, strict=True)))
 
     def finish(self) -> dict[str, float]:
-        """Return the milliseconds of each layer by its name in the file, in the middle of all runs."""
+        """Return the milliseconds of each layer by its name in the file, as the middle of all runs."""
         with self._folder:
             events = json.loads(Path(self.session.end_profiling()).read_text(encoding="utf-8"))
         owners = self._owners()
@@ -59,7 +59,7 @@ class Profile:
         return sum_by_owner({name: middle(found) for name, found in times.items()}, owners)
 
     def _owners(self) -> dict[str, str]:
-        """Return the layer of each kernel that represents one, by all names that it may have."""
+        """Return the layer of each kernel that represents one, by all of its possible names."""
         import onnx_ir
 
         from lilliput.export.kernels import owners_of
@@ -93,7 +93,7 @@ def sum_by_owner(times: Mapping[str, float], owners: Mapping[str, str]) -> dict[
 
 
 def middle(times: Sequence[Any]) -> float:
-    """Return the mean of the middle half: steadier than a median of whole microseconds.
+    """Return the mean of the middle half, which is steadier than a median of integer microseconds.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What an export comes back with."""
+"""The result of an export."""
 
 from __future__ import annotations
 
@@ -40,32 +40,32 @@ class Guarded:
 
 @dataclass(eq=False, repr=False)
 class ExportResult:
-    """A written file, how it compares with the simulation, and what of it runs on integers.
+    """A written file, its agreement with the simulation, and the layers that run on integers.
 
     Parameters
     ----------
     path : pathlib.Path
         The file.
     bytes : int
-        Its size, with what lies beside it.
+        Its size, including additional files.
     target : str
         The runtime it was written for.
     runtimes : dict
         From the name of a runtime to its agreement with the simulation: the largest difference, the
-        signal to noise ratio in dB, and the difference in steps of the output's grid.
+        signal-to-noise ratio in dB, and the difference in steps of the output's grid.
     layers : list of Layer
-        Each layer with its kernel, and the reason where that is not an integer one.
+        Each layer with its kernel, and the reason if it is not an integer kernel.
     notes : list of str
-        What the user should know.
+        Notes for the user.
     guarded : list of Guarded
         Layers that could saturate on CPUs without VNNI, before and after their weights were made coarser.
     cpu : Cpu, optional
-        The CPUs that the file is for; None where that makes no difference.
+        The CPUs that the file is for; None if that makes no difference.
     beside : list of str
-        Names of further files that belong to it, in the same folder: the weights, above 2 GB.
+        Names of additional files in the same folder: the weights, above 2 GB.
     sizes : dict
-        What the file takes for each open size of its inputs, by name, such as ``"1 to 512"``; and for sizes
-        that one would expect to be open why they are not.
+        The accepted values of each dynamic input size, by name, such as ``"1 to 512"``; and for sizes
+        that are expected to be dynamic but are not, the reason.
     """
 
     path: Path
@@ -165,11 +165,11 @@ class ExportResult:
         }
 
     def summary(self) -> str:
-        """Return a short text for humans; :meth:`table` has every layer."""
+        """Return a short text for humans; :meth:`table` lists every layer."""
         return "\n".join(summary_lines(self))
 
     def table(self) -> str:
-        """Return a table of all layers: kernel, type of the weight, multiplications, why in float."""
+        """Return a table of all layers: kernel, type of the weight, multiplications, reason for float."""
         return layer_table(self.layers)
 
     __str__ = summary

@@ -1,8 +1,8 @@
 """Keep LSTMs in float if the integer kernel would round too much, judged one by one.
 
-The kernel rounds an input as a whole to 256 levels. States lie between -1 and 1 and do not mind; the
-energies of a spectrum, a few large ones among many small, are lost. So every integer LSTM is executed alone,
-on what the simulation hands to it, before it is settled that it stays.
+The kernel rounds a whole input to 256 levels. This does not affect states, which are between -1 and 1; the
+energies of a spectrum, a few large ones among many small ones, are lost. So every integer LSTM is executed
+alone, on its inputs in the simulation, before it is accepted.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def keep_precise(
 
 
 def _agreements(draft: Draft, nodes: list[ir.Node], batches: list[Feeds]) -> list[float]:
-    """Return how close the integer kernel of each node is to a float LSTM of the same weights, in dB."""
+    """Return the agreement of each integer kernel with a float LSTM of the same weights, in dB."""
     import onnx
 
     proto = ir.serde.serialize_model(draft.model)

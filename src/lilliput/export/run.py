@@ -41,16 +41,16 @@ class Agreement:
     max_error : float
         The largest difference.
     sqnr : float
-        Signal to noise ratio in dB, infinite if all is equal.
+        Signal-to-noise ratio in dB, infinite if all values are equal.
     lsb : float, optional
-        The largest difference in steps of the output's grid, None if it has none.
+        The largest difference in steps of the output's grid, or None if it has none.
     output : str
-        The output that is furthest off.
+        The output that differs most.
     local_lsb : float, optional
-        The largest difference of any quantized tensor, in steps of its grid, if all before it is as
-        the runtime computed it.
+        The largest difference of any quantized tensor, in steps of its grid, given the preceding tensors
+        as computed by the runtime.
     local_layer : str
-        The layer that makes it.
+        The layer that produces it.
     """
 
     max_error: float
@@ -96,11 +96,11 @@ def sqnr(expected: Array, received: Array) -> float:
 def _difference(expected: Array, received: Array) -> tuple[float, float]:
     """Return the signal-to-noise ratio in dB, and the largest difference.
 
-    In pieces that stay in the cache: the logits of a language model take half a gigabyte in float64.
+    In pieces that fit into the cache: the logits of a language model take half a gigabyte in float64.
     """
     signal = noise = largest = 0.0
     first, second = (np.ravel(x) for x in np.broadcast_arrays(expected, received))
-    with np.errstate(all="ignore"):  # infinity and NaN are told by what comes of them
+    with np.errstate(all="ignore"):  # infinity and NaN show in the result
         for start in range(0, first.size, _PIECE):
             one = first[start : start + _PIECE].astype(np.float64)
             error = one - second[start : start + _PIECE]
@@ -168,7 +168,7 @@ def executor(runtime: str, data: Packed, optimized: str = "") -> Execute:
 
 
 def require_onnxruntime() -> Any:
-    """Return the module, or raise an error that tells how to install it."""
+    """Return the module, or raise an error with installation instructions."""
     message = "checking the file needs pip install 'lilliput[onnx]', or pass check=False"
     return require("onnxruntime", message)
 
@@ -191,15 +191,15 @@ def open_session(
     Parameters
     ----------
     source : bytes, str or path-like
-        The file, or what is in it.
+        The file, or its bytes.
     threads : int
-        How many threads execute it; 0 leaves that to the runtime.
+        The number of threads; 0 for the runtime's default.
     is_optimized : bool
-        Whether the runtime may fuse nodes into kernels of its own.
+        Whether the runtime may fuse nodes into its own kernels.
     optimized : str
-        Where to write the graph that it made of it.
+        Where to write its optimized graph.
     entries : mapping, optional
-        Further settings of the session.
+        Other settings of the session.
     """
     module = require_onnxruntime()
     options = module.SessionOptions()

@@ -1,10 +1,10 @@
-"""Compare what a runtime computed with the simulation, tensor by tensor.
+"""Compare the tensors that a runtime computed with the simulation, one by one.
 
-A rounding that falls the other way by the last bit of a float makes the next layers round otherwise, too:
-after a few layers two correct computations of the same network differ as much as rounding does
-altogether. So each quantized tensor is compared on its own. The simulation runs once more, and every
-tensor that it quantizes is replaced by what the runtime made of it, after the difference was noted. What
-is left is the error of one layer, which is at most one step of its grid.
+A value that is rounded the other way because of the last bit of a float changes the rounding in later layers,
+too: after a few layers two correct computations of the same network differ as much as by rounding
+altogether. So each quantized tensor is compared separately. The simulation runs once more, and every
+tensor that it quantizes is replaced by that of the runtime, after recording the difference. This
+leaves the error of one layer, which is at most one step of its grid.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Key = tuple[int, int, int]  # place, position, call
 
 @dataclass(frozen=True)
 class Step:
-    """One quantized tensor: how far the runtime is from the simulation.
+    """One quantized tensor: the difference between the runtime and the simulation.
 
-    ``lsb`` is the largest difference in steps of the grid, ``share`` how many entries differ at all.
+    ``lsb`` is the largest difference in steps of the grid, ``share`` the fraction of entries that differ.
     """
 
     layer: str
@@ -48,9 +48,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Integers:
-    """A tensor of the file as the runtime holds it: integers, their scale and zero point.
+    """A tensor of the file as the runtime stores it: integers, their scale and zero point.
 
-    Where these are computed in each call, they are the names of other tensors.
+    If these are computed in each call, they are the names of other tensors.
     """
 
     name: str
@@ -81,11 +81,11 @@ def compare_steps(
     Parameters
     ----------
     simulation : Simulation
-        The model on the inputs that the runtime was given.
+        The model on the inputs that the runtime received.
     tensors : mapping
-        Where the file holds which quantized activation.
+        The tensor of the file for each quantized activation.
     values : mapping
-        What the runtime computed, by the names of tensors.
+        The tensors that the runtime computed, by name.
     """
     numbers = {(id(p.wrapper), p.quant_type): i for i, p in enumerate(simulation.places)}
     calls: dict[int, int] = defaultdict(int)
@@ -116,8 +116,8 @@ def compare_steps(
 def aligned(received: Array, expected: Array, step: float | None = None) -> Array:
     """Return a tensor of a file in the shape of the simulation.
 
-    A file may have the axes in another order, channels in front for example; where sizes do not tell,
-    the values do: the first order in which none is off by more than a ``step`` of the grid, or else the
+    A file may have the axes in another order, for example channels first; if sizes are ambiguous,
+    the values decide: the first order in which none is off by more than a ``step`` of the grid, otherwise the
     nearest.
     """
     best, smallest = received, np.inf

@@ -37,7 +37,7 @@ class Stepwise:
 
     def __init__(self, data: Packed, draft: Draft) -> None:
         self.tensors = {k: found for k, v in draft.tensors.items() if (found := integers_of(v))}
-        # The integers of all quantized tensors: to ask for them keeps no kernel from being used.
+        # The integers of all quantized tensors, which can be outputs without affecting the kernels.
         wanted = (name for x in self.tensors.values() for name in x.names)
         self.data, self.names = data.with_outputs(wanted)
         self.count = len(draft.graph.outputs)
@@ -58,7 +58,7 @@ class Stepwise:
 
 
 def integers_of(value: Any) -> Integers | None:
-    """Return the integers behind a dequantized tensor, None if it has no single scale."""
+    """Return the integers behind a dequantized tensor, or None if it has no single scale."""
     node = producer(value, "DequantizeLinear")
     quantize = producer(value if node is None else node.inputs[0], DYNAMIC)
     if quantize is not None:

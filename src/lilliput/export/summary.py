@@ -1,4 +1,4 @@
-"""What an export result shows: a few lines, a table of all layers, and a table for notebooks."""
+"""The representations of an export result: a few lines, a table of all layers, and a table for notebooks."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def saturation_lines(result: ExportResult) -> list[str]:
 
 
 def layer_table(layers: list[Layer]) -> str:
-    """Return one line for each layer, under a line of titles."""
+    """Return one line per layer, below a header."""
     rows: list[tuple[str, ...]] = [("layer", "op", "weight", "kernel", "MACs", "in float because")]
     for x in layers:
         macs = "?" if x.macs is None else f"{x.macs:,}"

@@ -1,12 +1,12 @@
-"""SVDFactorizer: replace a layer by two smaller ones whose product is the best of its rank.
+"""SVDFactorizer: replace a layer by two smaller ones whose product is its best low-rank approximation.
 
 A ``Linear`` of ``n`` inputs and ``m`` outputs becomes one from ``n`` to ``r`` and one from ``r`` to ``m``; a
-convolution becomes one with ``r`` outputs and a 1×1 convolution. By the singular value decomposition no
+convolution becomes one with ``r`` outputs and a 1×1 convolution. With the singular value decomposition, no
 matrix of rank ``r`` is closer to the weight (Eckart & Young, 1936). Denil et al., "Predicting parameters in
 deep learning", 2013; Denton et al., "Exploiting linear structure within convolutional networks", 2014.
 
-The result is an ordinary model: smaller and faster at once, ready to be trained, pruned, quantized or
-exported. Nothing is left to strip.
+The result is an ordinary model, immediately smaller and faster, ready to be trained, pruned, quantized or
+exported. There is nothing to strip.
 
 >>> import torch
 >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
@@ -68,7 +68,7 @@ class SVDFactorizer(Factorizer):
     model : torch.nn.Module
         The model; its layers are replaced in place.
     config_list : list of dict, or path of a YAML or JSON file
-        Rules select ``Linear``, ``Conv1d``, ``Conv2d`` and ``Conv3d``, and hold one of ``rank``, ``energy``
+        Rules select ``Linear``, ``Conv1d``, ``Conv2d`` and ``Conv3d``, and have one of ``rank``, ``energy``
         and ``parameters``.
 
     Attributes

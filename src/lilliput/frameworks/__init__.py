@@ -1,4 +1,4 @@
-"""The only place that touches a framework; the backend is chosen by looking at the model."""
+"""The only folder that imports frameworks; the backend is chosen by the type of the model."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def backend_of(model: Any) -> Backend:
     """Return the backend that can handle a model.
 
-    Only frameworks that are already imported are asked: a model cannot exist without its framework.
-    Keras is asked first, since a Keras model on torch is a torch module too.
+    Only frameworks that are already imported are checked: a model cannot exist without its framework.
+    Keras is checked first, since a Keras model on torch is a torch module, too.
     """
     foreign = explain_foreign(model)
     if foreign is not None:
@@ -42,7 +42,7 @@ def backend_named(name: str) -> Backend:
 
 
 def part_for(model: Any, name: str) -> Any:
-    """Return the module of a model's framework that does one thing: ``'shrink'``, ``'measure'``."""
+    """Return a module of a model's framework by its name, such as ``'shrink'`` or ``'measure'``."""
     return part_of(backend_of(model).name, name)
 
 

@@ -1,4 +1,4 @@
-"""What the engine asks of a framework. One subclass per framework, and nothing else touches it."""
+"""The framework interface of the engine. One subclass per framework; nothing else touches it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from lilliput.frameworks.ports.training import Running, Teaching, Training
 
 
 class Backend(Layers, Masks, Training, Running, Teaching, Graphs, Quantizing, Processes, Storing):
-    """The engine's view of a framework: nine small parts, so that code can ask for the one it needs."""
+    """The engine's view of a framework: nine small protocols, so that code can request the one it needs."""
 
     name: ClassVar[str]
     default_types: ClassVar[frozenset[str]]
-    # Layers whose integer kernels, in the runtimes that the framework's users have, return integers.
+    # Layers whose integer kernels return integers, in the runtimes of the framework's users.
     integer_outputs: ClassVar[frozenset[str]] = frozenset({"_ConvNd"})
     dynamic_inputs: ClassVar[frozenset[str]] = frozenset({"Linear", "MultiheadAttention"})

@@ -1,4 +1,4 @@
-"""What layers return in one run of a model: recorded of a student, computed of its teacher."""
+"""Outputs of layers in one run of a model: recorded for a student, computed for its teacher."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ MODEL = "(model)"  # the name of the whole model among its layers
 
 @dataclass(eq=False)
 class Run:
-    """One forward of a student.
+    """One forward pass of a student.
 
     Parameters
     ----------
     args, kwargs
-        What the model was called with.
+        The arguments of the model.
     is_training : bool
         Whether it was in training mode.
     outputs : dict
-        Per layer name: what each of its calls returned.
+        Per layer name: the result of each of its calls.
     stamps : list of (tensor, int)
         The inputs, and how often each had been written to in place.
     result
-        What the model itself returned.
+        The output of the model itself.
     """
 
     args: tuple[Any, ...]
@@ -38,7 +38,7 @@ class Run:
     result: Any = None
 
     def calls_of(self, name: str, whose: str) -> list[Any]:
-        """Return what the calls of a layer returned; raise if it was not called."""
+        """Return the results of all calls of a layer; raise if it was not called."""
         found = [self.result] if name == MODEL else self.outputs.get(name)
         if not found:
             raise StageError(
@@ -49,10 +49,10 @@ class Run:
 
 
 def pick(output: Any, item: int | str | None, is_tensor: Callable[[Any], bool], place: str) -> Any:
-    """Return the tensor of an output that is compared.
+    """Return the tensor of an output to compare.
 
-    A tensor is itself. Of a tuple or dict, ``item`` names the part; without it, ``logits`` is taken, or
-    the only tensor there is.
+    A tensor is returned unchanged. For a tuple or dict, ``item`` selects the part; without it, ``logits``
+    or the only tensor is taken.
 
     Examples
     --------
@@ -88,5 +88,5 @@ def _parts(output: Any) -> dict[Any, Any]:
 
 
 def links_of(wrapper: Any) -> list[str]:
-    """Return the layers of the teacher that one of the student is compared with."""
+    """Return the layers of the teacher to compare with a layer of the student."""
     return list(wrapper.config.get("link") or [wrapper.name])

@@ -1,6 +1,6 @@
-"""Models of TensorFlow that are no Keras 3 models: what to do with each kind of them.
+"""TensorFlow models that are not Keras 3 models: what to do with each kind.
 
-Kinds are told by the full names of classes, so that no framework is imported for it.
+Kinds are recognized by the full names of classes, so that no framework is imported.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _KERAS_2 = (
     "build the same network with Keras 3 (import keras; where TF_USE_LEGACY_KERAS is set, unset it) "
     "and copy the weights: model.set_weights(old_model.get_weights())"
 )
-_FUNCTION = f"a traced function has no layers: give the keras.Model it was made of, or {_BUILD}"
+_FUNCTION = f"a traced function has no layers: pass the keras.Model it was made from, or {_BUILD}"
 
-# Beginning of the full name of a class → what it is, and how to get from there to a Keras 3 model.
+# Start of the full name of a class → what it is, and how to get a Keras 3 model from it.
 _KINDS = {
     "tf_keras.": ("a Keras 2 model", _KERAS_2),
     "keras.engine.": ("a Keras 2 model", _KERAS_2),
@@ -44,17 +44,17 @@ _KINDS = {
     ),
     "keras.src.layers.layer.Layer": (
         "a Keras layer",
-        "put it into a model, which may have no other layer: keras.Sequential([layer])",
+        "put it into a model, with or without other layers: keras.Sequential([layer])",
     ),
     "keras.src.backend.common.keras_tensor.KerasTensor": (
         "a symbolic tensor of Keras",
-        "give the model that it belongs to: keras.Model(inputs, outputs)",
+        "pass the model that it belongs to: keras.Model(inputs, outputs)",
     ),
 }
 
 
 def explain_foreign(model: Any) -> str | None:
-    """Return why a TensorFlow object cannot be compressed and what can, None for anything else.
+    """Return why a TensorFlow object cannot be compressed and what to do; None for anything else.
 
     Examples
     --------

@@ -1,6 +1,6 @@
-"""Drop what the C++ code of TensorFlow and ExecuTorch logs: it looks like a failure and is none.
+"""Drop harmless log lines of the C++ code of TensorFlow and ExecuTorch that look like failures.
 
-Python's filters do not reach it, and TensorFlow's own level is read once, when it is imported.
+Python's filters do not affect them, and TensorFlow reads its own log level once, when it is imported.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterator
 from threading import RLock
 
-# A line of information or warning, and what follows the one about operators that we replace ourselves.
+# Info and warning lines, and those after the one about operators that we replace ourselves.
 _HARMLESS = re.compile(
     rb"^(?:[IW]\d{4} [\d:.]+ +\d+ \S+\.cc:\d+\] .*|INFO: Created TensorFlow Lite .*|Custom ops: .*"
     rb"|\[\w+\.cpp:\d+\] .*|Details:|\ttf\..*|See instructions: https://www\.tensorflow\.org/.*)\n",
@@ -23,14 +23,14 @@ _HARMLESS = re.compile(
 )
 
 
-_one_at_a_time = RLock()  # of two threads, each would put back what the other had put there
+_one_at_a_time = RLock()  # two threads would restore each other's redirection
 
 
 @contextlib.contextmanager
 def drop_logs() -> Iterator[None]:
-    """Hold back what is written to the process's standard error, then write all but such lines.
+    """Capture the process's standard error, then write all but such lines.
 
-    After an error everything is written: it may say why.
+    After an error everything is written, since it may contain the reason.
     """
     with _one_at_a_time:
         try:
@@ -56,7 +56,7 @@ def drop_logs() -> Iterator[None]:
 
 @contextlib.contextmanager
 def silenced(*loggers: str) -> Iterator[None]:
-    """Drop such lines, warnings, and what these loggers say below an error."""
+    """Drop such lines, warnings, and messages of these loggers below an error."""
     held = [logging.getLogger(name) for name in loggers]
     levels = [logger.level for logger in held]
     try:

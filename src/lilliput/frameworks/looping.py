@@ -1,4 +1,4 @@
-"""What a recipe asks of a framework: its own training loop, and the model's files."""
+"""The framework interface of recipes: its training loop, and the model's files."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from lilliput.calling import call
 
 
 class Functions(Protocol):
-    """What a loop needs of the functions that the user wrote; ``loss`` may be the name of a common one."""
+    """The user's functions that a loop needs; ``loss`` may be the name of a common one."""
 
     @property
     def train(self) -> Any:
-        """Trains one epoch, None for the plain loop."""
+        """Trains one epoch; None for the plain loop."""
 
     @property
     def loss(self) -> Any:
-        """What the plain loop minimizes."""
+        """The loss of the plain loop."""
 
 
 @dataclass(frozen=True, eq=False)
 class Epoch:
-    """One epoch of a step that trains.
+    """One training epoch of a step.
 
     Parameters
     ----------
     current : Compressor, optional
-        The compressor whose schedule moves.
+        The compressor whose schedule advances.
     number, count : int
-        Which epoch of how many, from 0.
+        Index of the epoch, from 0, and number of epochs.
     distiller : Distiller, optional
-        What it adds to the loss is all of it if the distiller ``is_alone``.
+        Its loss is added to the loss, or replaces it if ``is_alone``.
     """
 
     model: Any
@@ -46,13 +46,13 @@ class Epoch:
     distiller: Any = None
 
     def train_by_user(self) -> Any:
-        """Call the user's function, and return what it returns."""
+        """Call the user's function and return its result."""
         named = {"epoch": self.number, "epochs": self.count}
         return call(self.functions.train, self.model, self.optimizer, self.batches, **named)
 
 
 class Loop(Protocol):
-    """One framework's way of training, writing and seeding."""
+    """How one framework trains, writes and seeds."""
 
     name: str
 
@@ -60,19 +60,19 @@ class Loop(Protocol):
         """Seed the generators of the framework."""
 
     def threads(self) -> int | None:
-        """Return how many threads compute, if that is known."""
+        """Return the number of threads, if known."""
 
     def set_threads(self, count: int | None) -> None:
-        """Compute with that many threads, where they can be chosen."""
+        """Set the number of threads, if possible."""
 
     def tensors(self, model: Any) -> dict[str, Any]:
-        """Return all that a model has learned, by name."""
+        """Return all tensors of a model's state, by name."""
 
     def load(self, model: Any, tensors: dict[str, Any]) -> None:
-        """Put such tensors back."""
+        """Load such tensors."""
 
     def check_training(self, functions: Functions) -> str:
-        """Return what is missing to train, or an empty text."""
+        """Return what is missing for training, or an empty string."""
 
     def start_training(
         self,
@@ -85,40 +85,40 @@ class Loop(Protocol):
         """Return a new optimizer that the compressors follow."""
 
     def start_recovery(self, model: Any) -> Any:
-        """Return an optimizer that trains a cut network without being tuned for it."""
+        """Return an optimizer for training a cut network without tuning."""
 
     def set_rate(self, optimizer: Any, rate: float) -> None:
-        """Give an optimizer a learning rate."""
+        """Set the learning rate of an optimizer."""
 
     def stop_training(self, compressors: list[Any]) -> None:
-        """Make compressors forget their optimizer."""
+        """Remove the optimizer from compressors."""
 
     def optimizer_state(self, optimizer: Any) -> Any:
-        """Return what an optimizer knows, as nested plain values and tensors."""
+        """Return the state of an optimizer, as nested plain values and tensors."""
 
     def load_optimizer(self, optimizer: Any, state: Any) -> None:
-        """Put it back."""
+        """Load such a state."""
 
     def train(self, epoch: Epoch) -> None:
         """Train one epoch."""
 
     def calibrate(self, compressor: Any, batches: Any, functions: Functions) -> None:
-        """Run batches through a compressor that looks at data."""
+        """Run batches through a compressor that uses data."""
 
     def forward(self, model: Any, inputs: Any) -> Any:
         """Call a model with the inputs of a batch, in evaluation mode."""
 
     def evaluation_mode(self, model: Any) -> None:
-        """Make a model compute as it will in use."""
+        """Put a model into evaluation mode."""
 
     def training_of(self, model: Any) -> Callable[[Any], None]:
-        """Return what makes a model, once it is shrunk, train as it does now."""
+        """Return a function that makes a shrunk model train like this one."""
 
     def write_model(self, model: Any, compressors: list[Any], folder: Path) -> Path:
-        """Write the plain weights, masks and weight quantization applied; return the file."""
+        """Write the plain weights, with masks and weight quantization applied; return the file."""
 
     def place(self, value: Any, model: Any) -> Any:
-        """Return inputs where the model is."""
+        """Return inputs on the device of the model."""
 
     def first_rows(self, inputs: Any, count: int) -> Any:
         """Return the first examples of a batch's inputs."""

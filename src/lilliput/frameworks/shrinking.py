@@ -1,4 +1,4 @@
-"""What cutting channels out asks of a framework, and what a framework gives back."""
+"""The framework interface for cutting channels out, and its results."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Options:
 
 @dataclass(frozen=True, eq=False)
 class Shrunk:
-    """A shrunk model, and what was found on the way; the fields are those of ``SpeedupResult``.
+    """A shrunk model and its figures; the fields are those of ``SpeedupResult``.
 
     Parameters
     ----------
     before : model
-        The model before, without compressors, to be timed.
+        The original model without compressors, for timing.
     inputs : Any
-        What to time both with.
+        Inputs for timing both models.
     """
 
     model: Any
@@ -53,11 +53,11 @@ class Shrunk:
 class Shrinking(Protocol):
     """The module ``shrink`` of a framework."""
 
-    # Whether the first call of a model costs about what the others do, so that it can be timed at once.
+    # Whether the first call of a model takes about as long as later ones, so that it can be timed.
     RUNS_AT_ONCE: bool
 
     def shrink(self, model: Any, example_inputs: Any, options: Options) -> Shrunk:
-        """Cut masked channels out of a model, and check that its outputs stay the same."""
+        """Cut masked channels out of a model, and verify that its outputs are the same."""
 
     def zeros_of(self, model: Any) -> Zeros:
         """Return which slices of a model's parameters are zero or masked, for ``find_dead``."""
@@ -67,13 +67,13 @@ class Replay(Protocol):
     """The module ``replay`` of a framework: shrunk models as named tensors, and back."""
 
     def saved_tensors(self, model: Any) -> dict[str, Any]:
-        """Return all that a plain model has learned, by names that its class gives again."""
+        """Return all tensors of a plain model's state, by names that depend only on its class."""
 
     def is_tensor(self, value: Any) -> bool:
         """Whether a value in example inputs is described by its shape and type."""
 
     def zeros_like(self, shape: list[int], dtype: str) -> Any:
-        """Return such a tensor of zeros."""
+        """Return a tensor of zeros with that shape and type."""
 
     def as_arguments(self, example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return example inputs as the arguments of a call."""
@@ -88,7 +88,7 @@ class Replay(Protocol):
 
 
 def compare_shapes(saved: Shapes, here: Shapes, folder: Path) -> None:
-    """Refuse a model other than the one that was shrunk."""
+    """Raise unless this is the model that was shrunk."""
     faults = [f"{name} is not in this model" for name in saved if name not in here]
     faults += [f"{name} is not in the saved model" for name in here if name not in saved]
     faults += [
@@ -106,7 +106,7 @@ def compare_shapes(saved: Shapes, here: Shapes, folder: Path) -> None:
 
 
 def compare_types(saved: Mapping[str, str], here: Mapping[str, str], folder: Path) -> None:
-    """Refuse a model that would round the saved tensors to types of its own."""
+    """Raise if the model would round the saved tensors to other types."""
     faults = [
         f"{name!r} is {saved[name]}, expected {kind}"
         for name, kind in here.items()
@@ -121,7 +121,7 @@ def compare_types(saved: Mapping[str, str], here: Mapping[str, str], folder: Pat
 
 
 def check_cuts(plan: Plan, source: Shapes, folder: Path) -> None:
-    """Refuse cuts that keep what there is not."""
+    """Raise if cuts keep indices that do not exist."""
     for cut in plan.cuts:
         shape = source.get(cut.tensor, [])
         size = shape[cut.dim] if 0 <= cut.dim < len(shape) else 0

@@ -1,4 +1,4 @@
-"""What is told of a run: the work of each module, how many examples, how many threads."""
+"""Observations of a run: the work of each module, the number of examples and of threads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Array: TypeAlias = "np.ndarray[Any, Any]"
 
 @dataclass
 class Work:
-    """What was seen of one module while the model ran."""
+    """Observations of one module while the model ran."""
 
     path: str
     type: str
@@ -25,7 +25,7 @@ class Work:
 
 
 def batch_of(arrays: Iterable[Any]) -> int:
-    """Return how many examples inputs hold: the first axis of the first tensor with two or more.
+    """Return the number of examples in inputs: the first axis of the first tensor with two or more.
 
     Examples
     --------
@@ -38,7 +38,7 @@ def batch_of(arrays: Iterable[Any]) -> int:
 
 
 def default_threads() -> int:
-    """Return how many threads torch uses or would use: ``OMP_NUM_THREADS``, or one per processor."""
+    """Return the number of threads torch uses or would use: ``OMP_NUM_THREADS``, or one per processor."""
     torch = sys.modules.get("torch")
     if torch is not None:
         return int(torch.get_num_threads())

@@ -1,4 +1,4 @@
-"""What the wrappers of all frameworks share."""
+"""The common part of wrappers of all frameworks."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Marker = Callable[[Any, QuantType, tuple[Any, ...]], tuple[Any, ...]]
 
 @dataclass(frozen=True, eq=False)
 class Marking:
-    """One marker at work."""
+    """One active marker."""
 
     marker: Marker
 
 
 class Markings(tuple[Marking, ...]):
-    """The markers at work on a wrapper; copies of the wrapper are not marked."""
+    """The active markers of a wrapper; copies of the wrapper are not marked."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Markings:
         return Markings()
@@ -40,8 +40,8 @@ _lock = Lock()
 def marking(marker: Marker, wrappers: Iterable[Any]) -> Iterator[None]:
     """Call ``marker(wrapper, quant_type, tensors)`` wherever a quantizer would have been called.
 
-    This is how an exporter learns where in the graph quantization happens. It concerns these wrappers
-    and this thread only: other models, copies of this one and other threads quantize as ever.
+    This is how an exporter learns where in the graph quantization happens. It affects these wrappers
+    and this thread only: other models, copies of this one and other threads quantize as usual.
     """
     entry, marked = Marking(marker), list(wrappers)
     with _lock:
@@ -59,14 +59,14 @@ def marking(marker: Marker, wrappers: Iterable[Any]) -> Iterator[None]:
 
 
 def step_aside(wrapper: Any, quant_type: QuantType, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Let tensors pass as they are; a marker under which a model computes in float."""
+    """Return tensors unchanged; a marker with which a model computes in float."""
     return tensors
 
 
 def marker_of(wrapper: Any) -> Marker | None:
-    """Return what this thread calls in place of a quantizer that is marked, None if itself."""
+    """Return the function that this thread calls instead of a marked quantizer, or None."""
     here = _in_context.get()
-    # A replica of DataParallel runs in a thread of its own on behalf of the one that is marked.
+    # A replica of DataParallel runs in its own thread for the one that is marked.
     is_replica = getattr(wrapper, "_is_replica", False)
     found = [x for x in wrapper._markings if is_replica or x in here]
     return found[-1].marker if found else None
@@ -85,22 +85,22 @@ class OwnAttributes:
         return f"{type(self).__name__}({'' if layer is None else layer})"
 
     def attributes(self) -> dict[str, Any]:
-        """Return the plain attributes that an algorithm set."""
+        """Return the plain attributes set by an algorithm."""
         own = self.__dict__.keys() - self._fixed
         return {name: self.__dict__[name] for name in sorted(own) if not name.startswith("_")}
 
     def reset_attributes(self, attributes: Mapping[str, Any]) -> None:
-        """Restore the plain attributes of an earlier moment."""
+        """Restore earlier plain attributes."""
         for name in self.attributes().keys() - attributes.keys():
             delattr(self, name)
         self.__dict__.update(attributes)
 
     def tensors(self) -> dict[str, Any]:
-        """Return the tensors of this wrapper's own."""
+        """Return the tensors of this wrapper."""
         raise NotImplementedError
 
     def find_faults(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, str]:
-        """Return what of a snapshot does not fit, by name."""
+        """Return the entries of a snapshot that do not fit, by name."""
         faults = {
             key: "not an attribute of an algorithm" for key in values if self.is_reserved(key)
         }
@@ -109,13 +109,13 @@ class OwnAttributes:
             if saved is None:
                 faults[key] = "missing"
             elif tuple(saved.shape) != tuple(held.shape):
-                faults[key] = f"shape {list(saved.shape)}, here it is {list(held.shape)}"
+                faults[key] = f"shape {list(saved.shape)}, expected {list(held.shape)}"
         return faults
 
     def keeps_raw(self, role: str = "weight") -> bool:
-        """Whether a pruner computes the layer's weight, and leaves the raw one as it is trained.
+        """Whether a pruner computes the layer's weight, and the raw one is trained.
 
-        So as long as the algorithm has set ``is_soft`` on this wrapper.
+        True as long as the algorithm has set ``is_soft`` on this wrapper.
         """
         return role == "weight" and bool(self.__dict__.get("is_soft", False))
 
@@ -124,14 +124,14 @@ class OwnAttributes:
         return name.startswith("_") or name in self._fixed or hasattr(type(self), name)
 
     def _fix(self) -> None:
-        """Record which attributes are the engine's; those that come later are the algorithm's."""
+        """Record which attributes belong to the engine; later ones belong to the algorithm."""
         self.__dict__["_fixed"] = frozenset({*self.__dict__, "_fixed"})
 
 
 def find_mask_faults(
     tensors: Mapping[str, Any], bias: Any, is_binary: Callable[[Any], bool]
 ) -> dict[str, str]:
-    """Return what is wrong with the masks of a snapshot, by name; they hold zeros and ones."""
+    """Return the problems of the masks of a snapshot, by name; they contain only zeros and ones."""
     faults = {}
     for key in ("weight_mask", "bias_mask"):
         if key in tensors and not is_binary(tensors[key]):
@@ -146,7 +146,7 @@ def find_mask_faults(
 
 
 def check_rivals(wrapper: Any, others: Iterable[Any]) -> None:
-    """Refuse to quantize what another quantizer has charge of."""
+    """Raise if a tensor is already quantized by another quantizer."""
     for other in others:
         both = set(other.roles) & set(wrapper.roles) if other.order == wrapper.order == 1 else set()
         if both and other.compressor is not wrapper.compressor:
@@ -157,7 +157,7 @@ def check_rivals(wrapper: Any, others: Iterable[Any]) -> None:
 
 
 class Quantizing(OwnAttributes):
-    """What the wrappers of quantizers do on every framework, before their other base class."""
+    """The common part of quantizer wrappers on every framework, placed before their other base class."""
 
     order: ClassVar[int] = 1
     roles: tuple[str, ...]
@@ -170,11 +170,11 @@ class Quantizing(OwnAttributes):
         self._fix()
 
     def quantize_inputs(self, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Quantize what the layer is called with."""
+        """Quantize the inputs of the layer."""
         return self._run(QuantType.INPUT, tensors)
 
     def quantize_output(self, tensor: Any) -> Any:
-        """Quantize what the layer returns."""
+        """Quantize the output of the layer."""
         return self._run(QuantType.OUTPUT, (tensor,))[0]
 
     def _run(self, quant_type: QuantType, tensors: tuple[Any, ...]) -> tuple[Any, ...]:

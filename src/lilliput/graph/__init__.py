@@ -1,1 +1,1 @@
-"""The model as data, and which of its channels belong together; no framework is imported here."""
+"""The model as data, and which of its channels belong together; imports no framework."""

@@ -1,4 +1,4 @@
-"""Which channels belong together: walk over the graph until nothing needs refining any more."""
+"""Find channels that belong together: walk over the graph until no label needs refining."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class Analysis:
     graph: Graph
     walk: Walk
     axes: dict[str, Value]  # of each parameter and buffer, by its first name
-    stages: tuple[Stage, ...] = ()  # channels that shuffles mix
+    stages: tuple[Stage, ...] = ()  # channels mixed by shuffles
     _roots: dict[Axis, list[Indices]] = field(default_factory=dict, repr=False)
 
     def columns(self, name: str, dim: int) -> list[Indices]:
-        """Return the classes along a dimension of a parameter, 0 where they are pinned."""
+        """Return the classes along a dimension of a parameter, 0 for pinned ones."""
         walk = self.walk
         ragged = walk.ragged.get(name)
         if ragged is not None and dim == ragged.dim:
@@ -45,7 +45,7 @@ class Analysis:
         return [reason for x in found if (reason := labels.reason(int(x[0])))]
 
     def kept(self, value: Value, dim: int, removed: Flags) -> Flags:
-        """Return which indices along a dimension stay, given which classes are removed."""
+        """Return which indices along a dimension are kept, given the removed classes."""
         if value.fold is not None and value.fold.dim == dim:
             share = self._stays(value.fold.axis, len(value.fold.axis[0].labels), removed).mean()
             flags: Flags = np.arange(value.shape[dim]) < round(share * value.shape[dim])
@@ -59,7 +59,7 @@ class Analysis:
         return keep
 
     def classes(self, axis: Axis) -> list[Indices]:
-        """Return the classes along an axis; they do not change any more once a graph is labelled."""
+        """Return the classes along an axis; they no longer change once a graph is labelled."""
         found = self._roots.get(axis)
         if found is None:
             columns = self.walk.axes.tidy(axis)
@@ -68,29 +68,29 @@ class Analysis:
 
 
 class Kept:
-    """What stays of values once classes are removed: which indices, how many."""
+    """The indices and sizes of values that are kept when classes are removed."""
 
     def __init__(self, analysis: Analysis, removed: Flags) -> None:
         self.analysis, self.removed = analysis, removed
 
     def flags(self, value: Value, dim: int) -> Flags:
-        """Return which indices along a dimension stay."""
+        """Return which indices along a dimension are kept."""
         return self.analysis.kept(value, dim % len(value.shape), self.removed)
 
     def size(self, value: Value, dim: int) -> int:
-        """Return how many indices along a dimension stay."""
+        """Return how many indices along a dimension are kept."""
         return int(self.flags(value, dim).sum())
 
     def shape(self, value: Value) -> list[int]:
-        """Return the shape of what stays."""
+        """Return the shape of the kept part."""
         return [self.size(value, d) for d in range(len(value.shape))]
 
     def numel(self, value: Value) -> int:
-        """Return how many entries stay."""
+        """Return how many entries are kept."""
         return prod(self.shape(value))
 
     def parameter(self, name: str) -> list[int]:
-        """Return the shape of what stays of a parameter; each group of filters has its own inputs."""
+        """Return the shape of a parameter's kept part; each group of filters has its own inputs."""
         sizes = self.shape(self.analysis.axes[name])
         ragged = self.analysis.walk.ragged.get(name)
         if ragged is not None:
@@ -104,7 +104,7 @@ def analyse(graph: Graph, is_part: bool = False) -> Analysis:
     labels, grids, refinements = Labels(), frozenset[Op](), 0
     while True:
         labels.restart()
-        labels.may_refine = refinements < _PASSES - 1  # views that never agree: pinned at last
+        labels.may_refine = refinements < _PASSES - 1  # conflicting views are pinned in the end
         walk = Walk(graph, labels, find_rule, is_part, grids=grids)
         walk.run()
         if labels.refined and labels.may_refine:

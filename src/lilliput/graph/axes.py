@@ -1,4 +1,4 @@
-"""Axes: what the labels of one dimension look like, and how dimensions split, merge and meet."""
+"""Axes: the labels of one dimension, and how dimensions split, merge and unify."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Column:
     Parameters
     ----------
     labels : array of int
-        As long as the dimension.
+        One per index of the dimension.
     is_zero : bool
-        Whether the values at removed indices are zero while a model is only masked, so that a sum
-        over the dimension is what it will be without them.
+        Whether the values at removed indices are zero in the masked model, so that a sum
+        over the dimension is the same without them.
     trail : Trail, optional
-        How the channels came here, where that can be repeated with fewer of them.
+        How the channels got here, if that can be repeated with fewer of them.
     """
 
     labels: Indices
@@ -32,22 +32,22 @@ class Column:
     trail: Trail | None = None
 
 
-# An index disappears if its label in any column does. No column: every index stays.
+# An index disappears if its label in any column does. No columns: every index is kept.
 Axis = tuple[Column, ...]
 FIXED: Axis = ()
 
 
 class Axes:
-    """Split, merge and unify axes; whatever cannot be expressed is pinned, with the reason."""
+    """Split, merge and unify axes; what cannot be expressed is pinned, with the reason."""
 
     def __init__(self, labels: Labels) -> None:
         self.labels = labels
-        self.reason = ""  # of the current op, said of everything that it pins
-        self.trails: list[Trail] = []  # each after those it comes from
+        self.reason = ""  # given to everything that the current op pins
+        self.trails: list[Trail] = []  # each after its sources
         self.meetings: list[tuple[Trail | None, Trail | None]] = []  # of single columns
 
     def fresh(self, key: Hashable, size: int, is_zero: bool = False) -> Axis:
-        """Return an axis of channels of its own."""
+        """Return an axis of new channels."""
         if size < 2:
             return FIXED
         return (Column(self.labels.fresh(key, size), is_zero, self._trail(Made(key, size))),)
@@ -57,7 +57,7 @@ class Axes:
         return trail
 
     def tidy(self, axis: Axis) -> Axis:
-        """Apply refinements, and drop columns that say nothing: all pinned, or there twice."""
+        """Apply refinements, and drop redundant columns: fully pinned ones and duplicates."""
         found: list[Column] = []
         for column in axis:
             for labels in self.labels.expand(column.labels):
@@ -75,7 +75,7 @@ class Axes:
         return tuple(found)
 
     def roots(self, column: Column) -> Indices:
-        """Return the classes of a column, 0 where they are pinned."""
+        """Return the classes of a column, 0 for pinned ones."""
         roots = self.labels.find(column.labels)
         return np.where(self.labels.is_pinned(roots), 0, roots)
 
@@ -86,7 +86,7 @@ class Axes:
                 self.labels.pin(labels, reason or self.reason)
 
     def split(self, axis: Axis, sizes: Sequence[int], key: Hashable) -> list[Axis]:
-        """Return the axes of the dimensions that one dimension is cut into."""
+        """Return the axes of the dimensions that one dimension is split into."""
         result: list[list[Column]] = [[] for _ in sizes]
         for number, column in enumerate(self.tidy(axis)):
             grid = self.roots(column).reshape(tuple(sizes))
@@ -96,7 +96,7 @@ class Axes:
                 labels = column.labels.reshape(tuple(sizes))[tuple(at)]
                 trail = column.trail if len(labels) == len(column.labels) else None
                 result[varies[0]].append(replace(column, labels=labels, trail=trail))
-            elif not varies:  # one channel fills it all: without it nothing would be left
+            elif not varies:  # a single channel: nothing would be left without it
                 self.labels.pin(column.labels, self.reason)
             else:
                 parts = self._refine(column, sizes, varies, (key, number))
@@ -107,7 +107,7 @@ class Axes:
     def _refine(
         self, column: Column, sizes: Sequence[int], dims: Sequence[int], key: Hashable
     ) -> list[Column]:
-        """Make a product of a column: fresh labels for each of the dimensions it varies along."""
+        """Turn a column into a product, with new labels for each dimension along which it varies."""
         parts, spread = [], []
         positions = np.indices(tuple(sizes)).reshape(len(sizes), -1)
         for d in dims:
@@ -129,7 +129,7 @@ class Axes:
         return tuple(columns)
 
     def take(self, axis: Axis, where: Indices | slice) -> Axis:
-        """Return the axis of some indices of a dimension."""
+        """Return the axis of selected indices of a dimension."""
         return tuple(
             replace(c, labels=c.labels[where], trail=self._part(c, where)) for c in self.tidy(axis)
         )
@@ -144,7 +144,7 @@ class Axes:
         return column.trail if whole else self._trail(Part((column.trail,), start, stop))
 
     def join(self, axes: Sequence[Axis], sizes: Sequence[int]) -> Axis:
-        """Return the axis of several dimensions put one after the other."""
+        """Return the axis of several concatenated dimensions."""
         axes = [self.tidy(axis) for axis in axes]
         columns = []
         for k in range(max((len(axis) for axis in axes), default=0)):
@@ -161,9 +161,9 @@ class Axes:
         return tuple(columns)
 
     def shuffle(self, axis: Axis, sizes: Sequence[int], order: Sequence[int]) -> Axis | None:
-        """Return a dimension cut into several and put together in another order.
+        """Return a dimension split into several and joined in another order.
 
-        None if its channels are a product, or it is not known how they came here.
+        None if its channels are a product, or if their trail is unknown.
         """
         columns = self.tidy(axis)
         if len(columns) != 1 or columns[0].trail is None:
@@ -198,7 +198,7 @@ class Axes:
         self.pin((*left, *right))
 
     def _why(self, axis: Axis) -> str:
-        """Return why an axis is pinned, as far as that is known."""
+        """Return why an axis is pinned, if known."""
         labels = [x for column in axis for x in self.labels.expand(column.labels)]
         return next((why for x in labels if (why := self.labels.reason(int(x[0])))), "")
 

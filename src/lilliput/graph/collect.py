@@ -1,4 +1,4 @@
-"""From labels to groups: classes with the same footprint, one factor of each product."""
+"""From labels to groups: classes with the same footprint, and one factor of each product."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lilliput.graph.stages import Dimension, Stage
 
 
 def find_groups(graph: Graph) -> ChannelGroups:
-    """Return which channels of a model can be removed, and what goes with each of them."""
+    """Return which channels of a model can be removed, and what is removed with each of them."""
     return collect(analyse(graph))
 
 
@@ -31,7 +31,7 @@ def collect(analysis: Analysis) -> ChannelGroups:
 
 
 def _pin_what_masks_cannot_show(analysis: Analysis) -> None:
-    """Keep channels whose mean or sum is taken where a masked model would see the removed ones."""
+    """Pin channels with a mean or sum over them that a masked model cannot compute without them."""
     walk = analysis.walk
     norms = [find_norm(analysis, statistic) for statistic in walk.statistics]
     calls: dict[str, set[Any]] = {}
@@ -40,7 +40,7 @@ def _pin_what_masks_cannot_show(analysis: Analysis) -> None:
             counted = tuple(tuple(walk.labels.find(labels)) for labels in norm.columns)
             calls.setdefault(norm.path, set()).add((len(norm.source.shape), counted))
     for norm, statistic in zip(norms, walk.statistics, strict=True):
-        # A norm that is called for different channels cannot know which of them to leave out.
+        # A norm that is called on different channels cannot know which of them to exclude.
         if norm is None or len(calls[norm.path]) > 1:
             walk.op = statistic.op
             axis = tuple(Column(labels) for labels in statistic.columns)
@@ -103,11 +103,11 @@ def _spans(first: Indices, last: Indices) -> Indices:
 
 
 def _families(columns: dict[Dimension, list[Indices]]) -> list[Indices]:
-    """Return classes that appear in exactly the same places, together."""
+    """Group the classes that appear in exactly the same dimensions."""
     rng = np.random.default_rng(0)
     pairs: list[tuple[Indices, int]] = []
     for listed in columns.values():
-        for column in listed:  # factors of a product lie in the same dimensions, but apart
+        for column in listed:  # factors of a product are in the same dimensions, but separate
             seen = np.unique(column)
             pairs.append((seen[seen > 0], int(rng.integers(1, 2**62))))
     if not pairs:
@@ -126,7 +126,7 @@ def _families(columns: dict[Dimension, list[Indices]]) -> list[Indices]:
 def _choose(
     analysis: Any, columns: dict[Dimension, list[Indices]], families: list[Indices]
 ) -> list[Indices]:
-    """Return one factor of each product: whole heads, and otherwise the finer one.
+    """Return one factor of each product: whole heads if possible, otherwise the finer factor.
 
     Removing half of the rows and half of the columns of a grid would remove three quarters of it.
     """
@@ -208,7 +208,7 @@ def _rows(analysis: Any, roots: Indices) -> Indices | None:
 
 
 def find_pinned(analysis: Any, groups: Sequence[Group]) -> tuple[Pinned, ...]:
-    """Return every dimension that makes channels of which none can be removed, with the reason."""
+    """Return every dimension that produces channels of which none can be removed, with the reason."""
     free = {(s.tensor, s.dim) for group in groups for s in group.slices}
     found = []
     for name, dim in sorted(analysis.walk.outputs):
@@ -217,7 +217,7 @@ def find_pinned(analysis: Any, groups: Sequence[Group]) -> tuple[Pinned, ...]:
             continue
         walk = analysis.walk
         labels = [x for c in value.axes[dim] for x in walk.labels.expand(c.labels)]
-        # Of gates times units, the units are what somebody wants to remove.
+        # Of gates times units, units are what users want to remove.
         labels.sort(key=lambda x: -len(np.unique(x)))
         reasons = [walk.labels.reason(int(x[0])) for x in labels]
         reason = next((r for r in reasons if r), "nothing else is removed with it")

@@ -1,4 +1,4 @@
-"""What a model costs with some of its channels removed: counted from labels, without building it."""
+"""Costs of a model with some of its channels removed, counted from labels without building it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from lilliput.graph.labels import Flags
 from lilliput.graph.macs import attention_macs, einsum_macs, recurrent_macs
 from lilliput.graph.walk import Value
 
-Formula = Callable[[Kept, SimpleNamespace, Any], int]  # of the arguments of an op, and its result
+Formula = Callable[[Kept, SimpleNamespace, Any], int]  # arguments of an op, and its result
 
 
 def count_parameters(analysis: Analysis, removed: Flags) -> int:
-    """Return the number of trained parameters, those that the graph never reads included."""
+    """Return the number of trained parameters, including those that the graph never reads."""
     kept = Kept(analysis, removed)
     whole = analysis.graph.trained.items()
     return sum(prod(kept.parameter(x)) if x in analysis.axes else n for x, n in whole)
@@ -30,7 +30,7 @@ def count_macs(analysis: Analysis, removed: Flags) -> int:
 def macs_by_op(
     analysis: Analysis, removed: Flags, numbers: Collection[int] | None = None
 ) -> dict[int, int]:
-    """Return the multiply-accumulates of each op by its number, of all or of some of them."""
+    """Return the multiply-accumulates of each op by its number, for all ops or some of them."""
     kept, walk, found = Kept(analysis, removed), analysis.walk, {}
     for op in analysis.graph.ops:
         formula = MACS.get(op.name) if numbers is None or op.number in numbers else None
@@ -49,7 +49,7 @@ def _conv_transpose(kept: Kept, a: SimpleNamespace, result: Value) -> int:
 
 
 def _filters(kept: Kept, weight: Value, made: Value) -> int:
-    """Count a kernel at each place, given the tensor whose channels are its first dimension."""
+    """Count a kernel at each position, given the tensor whose channels are its first dimension."""
     origin = weight.origin[0] if weight.is_parameter else None
     size = kept.numel(weight) if origin is None else prod(kept.parameter(origin[0]))
     first = kept.size(weight, 0)
@@ -82,7 +82,7 @@ def _recurrent(kept: Kept, a: SimpleNamespace, result: Any) -> int:
     return recurrent_macs(prod(a.input.shape[:-1]), [kept.numel(x) for x in a.matrices])
 
 
-# The only formulas for what an op of a graph multiplies.
+# The only formulas for the multiplications of ops in a graph.
 MACS: dict[str, Formula] = {
     "conv": _conv,
     "conv_transpose": _conv_transpose,

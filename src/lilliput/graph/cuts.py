@@ -1,4 +1,4 @@
-"""Cuts: which indices of which tensors stay."""
+"""Cuts: the indices of tensors that are kept."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """The indices of one dimension of one tensor that stay.
+    """The indices of one dimension of one tensor that are kept.
 
-    ``keep`` has two dimensions, (groups, inputs per group), where each group of filters keeps
-    inputs of its own; ``filters`` is then the dimension that counts filters.
+    ``keep`` has two dimensions, (groups, inputs per group), if each group of filters keeps its
+    own inputs; ``filters`` is then the dimension that counts filters.
     """
 
     tensor: str
@@ -29,7 +29,7 @@ class Cut:
     filters: int = 0
 
     def of(self, array: Array) -> Array:
-        """Return the part of an array that stays."""
+        """Return the part of an array that is kept."""
         if self.keep.ndim == 1:
             return np.take(array, self.keep, axis=self.dim)
         front, back = (self.filters, self.dim), (0, 1)
@@ -38,7 +38,7 @@ class Cut:
         return np.moveaxis(np.concatenate(taken), back, front)
 
     def mask(self, shape: tuple[int, ...]) -> Flags:
-        """Return which entries of a tensor of that shape stay."""
+        """Return which entries of a tensor of that shape are kept."""
         mask: Flags = np.zeros(shape, bool)
         if self.keep.ndim == 1:
             np.moveaxis(mask, self.dim, 0)[self.keep] = True
@@ -49,17 +49,17 @@ class Cut:
         return mask
 
     def within(self, prefix: str) -> Cut:
-        """Return the cut as a module at that prefix sees it."""
+        """Return the cut with its tensor name relative to a module."""
         return replace(self, tensor=self.tensor.removeprefix(prefix))
 
 
 def in_turn(cuts: Iterable[Cut]) -> list[Cut]:
-    """Return the cuts of one tensor in the order to carry them out: groups before their filters go."""
+    """Return the cuts of one tensor in order of application: groups before their filters are removed."""
     return sorted(cuts, key=lambda cut: -cut.keep.ndim)
 
 
 def cut_array(array: Array, cuts: Iterable[Cut]) -> Array:
-    """Return what several cuts leave of one array."""
+    """Return the part of an array that several cuts leave."""
     for cut in in_turn(cuts):
         array = cut.of(array)
     return array
@@ -85,7 +85,7 @@ def find_cuts(analysis: Analysis, removed: Flags) -> list[Cut]:
 
 
 def in_order(analysis: Analysis, removed: Flags, cuts: Iterable[Cut]) -> Iterator[Cut]:
-    """Yield cuts with what they keep in the order in which shuffles of fewer channels expect it."""
+    """Yield cuts with the kept indices in the order that shuffles of fewer channels expect."""
     orders: dict[tuple[str, int], Indices] = {}
     for stage in analysis.stages:
         if removed[stage.roots].any():
@@ -95,7 +95,7 @@ def in_order(analysis: Analysis, removed: Flags, cuts: Iterable[Cut]) -> Iterato
 
 
 def balance(analysis: Analysis, removed: Flags) -> Flags:
-    """Undo removals until every balance holds: what is kept too much is zero, so it is exact."""
+    """Undo removals until every balance holds; this is exact, because the restored channels are zero."""
     removed = removed.copy()
     find = analysis.walk.labels.find
     rows = [[find(row) for row in x.rows] for x in analysis.walk.balances]
@@ -111,12 +111,12 @@ def balance(analysis: Analysis, removed: Flags) -> Flags:
                     changed = True
                     break
     for stage in analysis.stages:
-        removed = stage.settle(removed)
+        removed = stage.fit_width(removed)
     return removed
 
 
 def by_tensor(cuts: Iterable[Cut]) -> dict[str, list[Cut]]:
-    """Return the cuts of each tensor together."""
+    """Return the cuts by tensor."""
     found: dict[str, list[Cut]] = {}
     for cut in cuts:
         found.setdefault(cut.tensor, []).append(cut)

@@ -1,4 +1,4 @@
-"""Which units of a masked model do nothing any more: all their slices are zero."""
+"""Find the units of a masked model that have no effect, because all their slices are zero."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 from lilliput.graph.groups import ChannelGroups, Group, Slice
 from lilliput.graph.labels import Flags
 
-# Returns which indices of a slice are zero, in the shape of its units; None for what does not count.
+# Returns which indices of a slice are zero, in the shape of its units; None to ignore the slice.
 Zeros = Callable[[Slice], Flags | None]
 
 
 def find_dead(groups: ChannelGroups, zeros: Zeros, only_outputs: bool = False) -> dict[str, Flags]:
-    """Return, per group, the units whose slices are zero: all of them, or those that make them."""
+    """Return, per group, the units whose slices (or, with ``only_outputs``, output slices) are all zero."""
     return {group.name: _dead_units(group, zeros, only_outputs) for group in groups.groups}
 
 
@@ -32,7 +32,7 @@ def _dead_units(group: Group, zeros: Zeros, only_outputs: bool) -> Flags:
 
 
 def one_left(dead: dict[str, Flags]) -> dict[str, Flags]:
-    """Return the same, with one unit alive of what would be gone altogether."""
+    """Return the same with one unit alive in each group that would be removed entirely."""
     for units in dead.values():
         units[0] &= not units.all()
     return dead

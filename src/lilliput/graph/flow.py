@@ -1,7 +1,7 @@
-"""How tensors flow through a model: which calls of layers make and read which values.
+"""How tensors flow through a model: which calls of layers produce and read which values.
 
-A value is a number that represents one tensor of one forward. Frameworks record a :class:`Flow`;
-reading it needs none.
+A value is a number that identifies one tensor of one forward pass. Frameworks record a :class:`Flow`;
+reading it is independent of them.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from functools import cached_property
 class Operation:
     """One elementary operation.
 
-    ``kind`` says what it does to values: ``'norm'`` (a batch norm), ``'clip'`` (ReLU, ReLU6), ``'same'``
+    ``kind`` is its effect on values: ``'norm'`` (a batch norm), ``'clip'`` (ReLU, ReLU6), ``'same'``
     (moves or picks entries: reshape, max pooling), ``'add'``, or ``''`` for anything else. ``paths``
-    are the modules it ran in, outermost first. ``bounds`` are those of a clip, where they are known.
+    are the modules it ran in, outermost first. ``bounds`` are those of a clip, if known.
     """
 
     kind: str
@@ -30,7 +30,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class ModuleCall:
-    """One call of a module: the values that went in and came out."""
+    """One call of a module: its input and output values."""
 
     path: str
     inputs: tuple[int, ...]
@@ -39,7 +39,7 @@ class ModuleCall:
 
 @dataclass(frozen=True)
 class Flow:
-    """All operations and module calls of one forward, in order."""
+    """All operations and module calls of one forward pass, in order."""
 
     operations: tuple[Operation, ...]
     calls: tuple[ModuleCall, ...]
@@ -55,17 +55,17 @@ class Flow:
 
     @cached_property
     def makers(self) -> dict[int, Operation]:
-        """The operation that made each value."""
+        """The operation that produced each value."""
         return {value: op for op in self.operations for value in op.outputs}
 
     def only_call(self, paths: Iterable[str]) -> ModuleCall | None:
-        """Return the call of a module that goes by these paths, None unless it is called once."""
+        """Return the call of the module with these paths, or None unless it is called exactly once."""
         wanted = set(paths)
         found = [call for call in self.calls if call.path in wanted]
         return found[0] if len(found) == 1 else None
 
     def end_of_layer(self, value: int, kinds: tuple[str, ...] = ("norm", "clip")) -> int:
-        """Return the value after the norm and the clipping that follow a layer, if nothing else does."""
+        """Return the value after the norm and the clip of a layer, if nothing else reads its output."""
         for kind in kinds:
             readers = self.readers.get(value, [])
             if len(readers) == 1 and readers[0].kind == kind and readers[0].inputs[0] == value:
@@ -73,14 +73,14 @@ class Flow:
         return value
 
     def bounds_of(self, value: int) -> tuple[float, float] | None:
-        """Return the bounds of the clip that made a value, None if none did or they are not known."""
+        """Return the bounds of the clip that produced a value, or None if there are none."""
         maker = self.makers.get(value)
         return None if maker is None or maker.kind != "clip" else maker.bounds
 
     def modules_returning(self, value: int) -> list[str]:
-        """Return the modules, called once, that make and return a value, innermost first.
+        """Return the modules, called once, that produce and return a value, innermost first.
 
-        One that only passes it on (``nn.Identity``) is not among them: others may read it before.
+        Modules that only pass it on (``nn.Identity``) are excluded: others may read it before.
         """
         counts: dict[str, int] = defaultdict(int)
         for call in self.calls:
@@ -94,7 +94,7 @@ class Flow:
         ]
 
     def norm_after(self, paths: Iterable[str]) -> str:
-        """Return the module of the batch norm that alone reads what a layer returns, '' if none."""
+        """Return the path of the batch norm that is the only reader of a layer's output, or ''."""
         call = self.only_call(paths)
         if call is None or len(call.outputs) != 1:
             return ""

@@ -1,4 +1,4 @@
-"""Channel groups: what can only be removed together, and everything a removal touches."""
+"""Channel groups: channels that can only be removed together, and all parameters affected by a removal."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from lilliput.graph.stages import Stage
 from lilliput.tables import html_table
 
 _MOST_NOTES = 12  # below a table
-Removed = Mapping[str, Flags]  # by group: which of its units go
+Removed = Mapping[str, Flags]  # by group: which of its units are removed
 
 
 @dataclass(frozen=True, eq=False)
 class Slice:
-    """Where a group lies along one dimension of one parameter or buffer.
+    """The indices of a group along one dimension of one parameter or buffer.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class Slice:
         For the input of a grouped convolution the array has two dimensions, (groups, inputs per
         group): the meaning of an index depends on the group that the filter is in.
     is_output : bool
-        Whether the tensor produces these channels, so that its slices tell their importance.
+        Whether the tensor produces these channels, so that its slices determine their importance.
     filters : int
         For the input of a grouped convolution, the dimension that counts its filters.
     """
@@ -56,15 +56,15 @@ class Group:
     size : int
         Number of units.
     slices : tuple of Slice
-        Every place where they appear. A unit may own several indices of a dimension (the gates of
+        Everywhere they appear. A unit may own several indices of a dimension (the gates of
         an LSTM, a flattened feature map, an attention head).
     rows : array of int, optional
-        For each unit the row it is in. As many units must be kept in one row as in another:
+        The row of each unit. All rows must keep the same number of units:
         a grouped convolution needs equally many channels in each of its groups.
     roots : array of int
         The label of each unit in the analysis.
     stage : Stage, optional
-        For channels that shuffles mix: how many units of each row may be kept instead.
+        For channels mixed by shuffles: how many units of each row may be kept.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Group:
 
     @property
     def row_count(self) -> int | None:
-        """How many rows the units are in, None if in none."""
+        """The number of rows, or None if the group has no rows."""
         return None if self.rows is None else int(self.rows.max()) + 1
 
     def __str__(self) -> str:
@@ -92,7 +92,7 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Pinned:
-    """Channels that stay: where they are made, how many, and why."""
+    """Channels that cannot be removed: where they are produced, how many, and why."""
 
     tensor: str
     dim: int
@@ -105,15 +105,15 @@ class Pinned:
 
 @dataclass(frozen=True, eq=False)
 class ChannelGroups:
-    """All channel groups of a model, and what cannot be removed.
+    """All channel groups of a model, and the channels that cannot be removed.
 
     ``print`` it to see both; :meth:`save_svg` draws it.
     """
 
     groups: tuple[Group, ...]
     pinned: tuple[Pinned, ...]
-    unreached: tuple[str, ...]  # parameters that the example inputs never touch
-    unknown: dict[str, str]  # ops without a rule, and where: their channels stay
+    unreached: tuple[str, ...]  # parameters that the example inputs never reach
+    unknown: dict[str, str]  # ops without a rule, and where: their channels are kept
     analysis: Any
 
     def __repr__(self) -> str:
@@ -133,7 +133,7 @@ class ChannelGroups:
         return len(self.groups)
 
     def reason(self, tensor: str) -> str:
-        """Return why the channels that a parameter makes cannot be removed; '' if they can."""
+        """Return why the channels that a parameter produces cannot be removed; '' if they can."""
         if any(s.tensor == tensor and s.is_output for g in self.groups for s in g.slices):
             return ""
         if tensor in self.unreached:
@@ -149,7 +149,7 @@ class ChannelGroups:
         return count_parameters(self.analysis, self.flags(removed or {}))
 
     def count_macs(self, removed: Removed | None = None) -> int:
-        """Return how many multiplications a forward on the example inputs takes without them.
+        """Return the multiplications of a forward pass on the example inputs without the removed units.
 
         A Keras model that was read without example inputs counts a batch of one.
         """
@@ -166,7 +166,7 @@ class ChannelGroups:
         return flags
 
     def save_svg(self, path: str | os.PathLike[str]) -> None:
-        """Draw which layers make and read the channels of each group, as an SVG file."""
+        """Draw which layers produce and read the channels of each group, as an SVG file."""
         from lilliput.files import write_atomically
         from lilliput.graph.picture import draw
 
@@ -188,12 +188,12 @@ class ChannelGroups:
 
 
 def layer_of(tensor: str) -> str:
-    """Return the name of the layer that holds a tensor."""
+    """Return the name of the layer that has a tensor."""
     return tensor.rpartition(".")[0] or tensor
 
 
 def roles_of(group: Group, groups: ChannelGroups) -> tuple[list[str], list[str], list[str]]:
-    """Return the layers that make the channels of a group, that read them, and that only pass them on."""
+    """Return the layers that produce the channels of a group, read them, or only pass them on."""
     makers = {tensor for tensor, _ in getattr(groups.analysis.walk, "outputs", ())}
     makes = dict.fromkeys(layer_of(s.tensor) for s in group.slices if s.is_output)
     inputs = (s.tensor for s in group.slices if not s.is_output)
@@ -203,20 +203,20 @@ def roles_of(group: Group, groups: ChannelGroups) -> tuple[list[str], list[str],
 
 
 def name_of(group: Group) -> str:
-    """Return what to call a group in a table: one of the tensors that make it, and how many more."""
+    """Return the title of a group in a table: one of the tensors that produce it, and how many more."""
     makers = sum(s.is_output for s in group.slices)
     return f"{group.name} and {makers - 1} more" if makers > 1 else group.name
 
 
 def pinned_notes(groups: ChannelGroups) -> list[str]:
-    """Return what stays and why, as a few lines for below a table."""
+    """Return what is kept and why, as a few lines below a table."""
     notes = [f"{x.tensor} stays: {x.reason}" for x in groups.pinned[:_MOST_NOTES]]
     left = len(groups.pinned) - len(notes)
     return [*notes, f"… and {left} more that are kept: print it"] if left else notes
 
 
 def count(number: int, thing: str) -> str:
-    """Return a number of things as a reader would say it.
+    """Return a number with its noun in the right form.
 
     Examples
     --------
@@ -227,7 +227,7 @@ def count(number: int, thing: str) -> str:
 
 
 def unit_of(roots: Sequence[int] | Indices, labels: Indices) -> Indices:
-    """Return for each label the position of its class among ``roots`` (sorted), -1 if absent."""
+    """Return the position of each label's class among ``roots`` (sorted), or -1 if absent."""
     known = np.asarray(roots)
     place = np.searchsorted(known, labels).clip(max=max(len(known) - 1, 0))
     return np.where(known[place] == labels, place, -1)

@@ -1,7 +1,7 @@
-"""A model as data: the ops that one run of it calls, the tensors they read and make, its parameters.
+"""A model as data: the ops called by one run, the tensors they read and produce, the model's parameters.
 
-A reader of each framework makes such a graph. An op has a neutral name (``conv``, ``linear``,
-``reshape`` …) and arguments by name, so that what is known of an op is written once.
+Each framework has a reader that creates such a graph. An op has a neutral name (``conv``, ``linear``,
+``reshape`` …) and named arguments, so that rules for ops are written once.
 
 >>> x, weight = Tensor((2, 4), is_input=True), Tensor((8, 4), parameter=Parameter("fc.weight"))
 >>> graph = Graph(inputs=[x], parameters={"fc.weight": weight}, trained={"fc.weight": 32})
@@ -21,20 +21,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 Shape = tuple[int, ...]
-Scope = tuple[str, str]  # one call of a module: a key of its own, and the path of the module
+Scope = tuple[str, str]  # one call of a module: a unique key, and the path of the module
 Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """What a model holds under a name.
+    """A named tensor of a model.
 
     Parameters
     ----------
     name : str
         Full name; a tied one has the name that comes first in the model.
     is_trained : bool
-        Whether masks reach it; statistics and tables are held, but not trained.
+        Whether masks apply to it; statistics and tables belong to the model, but are not trained.
     """
 
     name: str
@@ -50,13 +50,13 @@ class Tensor:
     shape : tuple of int
         Its sizes on the example inputs.
     maker : Op, optional
-        The op that makes it; None for inputs, parameters and constants.
+        The op that produces it; None for inputs, parameters and constants.
     parameter : Parameter, optional
-        What it is, if the model holds it.
+        The parameter that it represents, if any.
     dtype : str
-        The type of its entries, as the framework calls it.
+        The type of its entries, in the framework's terms.
     is_input, is_output : bool
-        Whether it goes into the model, or comes out.
+        Whether it is an input or output of the model.
     """
 
     shape: Shape
@@ -81,19 +81,19 @@ class Op:
     Parameters
     ----------
     name : str
-        What it does, in neutral words; the key of its rule.
+        Neutral name of the operation; the key of its rule.
     arguments : dict
         Tensors, numbers and lists of them, by name.
     title, place : str
-        What the framework calls it, and where it is in the user's code: for messages.
+        Its name in the framework, and its location in the user's code: for messages.
     scopes : tuple of Scope
-        The calls of modules that it runs in, outermost first.
+        The module calls that it runs in, outermost first.
     is_pointwise : bool
-        Whether it treats every element alike, so that it needs no rule of its own.
+        Whether it treats every element equally, so that it needs no rule of its own.
     run : callable, optional
-        Runs it on other numbers in place of the one tensor that it reads; raises if it cannot.
+        Runs it with other values for the only tensor that it reads; raises if it cannot.
     source : object
-        What the reader made it from.
+        The object that the reader created it from.
     """
 
     name: str
@@ -120,7 +120,7 @@ class Op:
 
     @cached_property
     def shapes(self) -> Any:
-        """The shape of its result, a list of them if it has several, None if it has none."""
+        """The shape of its result, a list if there are several results, None if there is none."""
         if isinstance(self.results, list):
             return [None if x is None else x.shape for x in self.results]
         return None if self.results is None else self.results.shape
@@ -135,15 +135,15 @@ class Graph:
     ops : list of Op
         In order.
     inputs, outputs : list of Tensor
-        What goes into the model, and comes out.
+        Inputs and outputs of the model.
     parameters : dict
-        What the model holds and its ops read, by name.
+        The parameters that ops read, by name.
     trained : dict
-        How many entries each trained parameter of the model has, those that no op reads included.
+        Number of entries of each trained parameter, including those that no op reads.
     simple : set of str
-        Paths of the modules that take one tensor and return one, and can run on fewer channels.
+        Paths of the modules that take one tensor, return one, and can run on fewer channels.
     source : object
-        What the reader made it from.
+        The object that the reader created it from.
     """
 
     ops: list[Op] = field(default_factory=list)
@@ -158,7 +158,7 @@ class Graph:
         return self
 
     def add(self, op: Op, shapes: Any, dtypes: Any = "") -> Any:
-        """Append an op that makes tensors of these shapes; return its result or results."""
+        """Append an op with results of these shapes; return its result or results."""
         op.number = len(self.ops)
         self.ops.append(op)
         for tensor in op.tensors:
@@ -174,14 +174,14 @@ class Graph:
         return op.results
 
     def finish(self, outputs: Sequence[Tensor]) -> None:
-        """Say what comes out of the model."""
+        """Set the outputs of the model."""
         self.outputs = list(outputs)
         for tensor in outputs:
             tensor.is_output = True
 
     @cached_property
     def calls(self) -> dict[str, list[Op]]:
-        """The ops in each call of each module, those of the modules that it calls included."""
+        """The ops in each call of each module, including those of the modules that it calls."""
         found: dict[str, list[Op]] = {}
         for op in self.ops:
             for key, _ in op.scopes:
@@ -195,7 +195,7 @@ class Graph:
 
 
 def flatten(arguments: Any) -> Iterator[Any]:
-    """Yield what is in lists, tuples and dicts, however deep."""
+    """Yield the items of nested lists, tuples and dicts."""
     if isinstance(arguments, (list, tuple)):
         for argument in arguments:
             yield from flatten(argument)

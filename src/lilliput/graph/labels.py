@@ -1,7 +1,7 @@
-"""Labels: every index of every dimension has one, and union-find says which are the same channel.
+"""Labels: every index of every dimension has one, and union-find determines which are the same channel.
 
 All operations take whole arrays. Label 0 means "no channel": an index that can never be removed.
-A label can be *refined*: replaced by a tuple of labels, when the axis it lies on turns out to be a
+A label can be *refined*: replaced by a tuple of labels, if its axis turns out to be a
 product (heads × head size). An index disappears if any label of its tuple is removed.
 
 >>> labels = Labels()
@@ -26,11 +26,11 @@ Indices = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 _FREE = np.iinfo(np.int64).max
-_MOST_FACTORS = 32  # of a product; more than any model has on purpose
+_MOST_FACTORS = 32  # of a product; more than any real model has
 
 
 class Labels:
-    """Union-find over arrays, with reasons for what is pinned, and refinements that outlive a pass."""
+    """Union-find over arrays, with reasons for pinned labels, and refinements that persist between passes."""
 
     def __init__(self) -> None:
         self._count = 1
@@ -39,11 +39,11 @@ class Labels:
         self._tuples: list[Indices] = [np.zeros((0, 0), np.int64)]
         self._tuple_count = 0
         self.refined = False
-        self.may_refine = True  # once it may not, products are pinned instead
+        self.may_refine = True  # if False, products are pinned instead
         self.restart()
 
     def restart(self) -> None:
-        """Forget all unions and pins, but neither labels nor refinements."""
+        """Discard all unions and pins, but keep labels and refinements."""
         self._parent = np.arange(max(self._count, 1024))
         self._reason = np.full(len(self._parent), _FREE)
         self._reasons: list[str] = ["not a channel"]
@@ -56,7 +56,7 @@ class Labels:
         return self._count
 
     def fresh(self, key: Hashable, size: int) -> Indices:
-        """Return ``size`` labels; the same ones whenever the key is the same."""
+        """Return ``size`` labels; always the same ones for the same key."""
         start = self._starts.get(key)
         if start is None:
             start = self._starts[key] = self._count
@@ -89,7 +89,7 @@ class Labels:
     def unite(self, a: Indices, b: Indices, reason: str) -> None:
         """Declare each label of ``a`` to be the same channel as its partner in ``b``.
 
-        A partner that is not a channel pins the other, for the reason given.
+        A partner that is not a channel pins the other, with the given reason.
         """
         fixed = (a == 0) | (b == 0)
         if fixed.any():
@@ -102,25 +102,26 @@ class Labels:
             differs = low != high
             if not differs.any():
                 break
-            # Several pairs may share their higher root: the lowest partner wins, the rest go on.
+            # Several pairs may share their higher root: the lowest partner wins, the others are
+            # repeated.
             np.minimum.at(self._parent, high[differs], low[differs])
             a, b = self.find(low[differs]), self.find(high[differs])
         np.minimum.at(self._reason, self.find(old), self._reason[old])
 
     def pin(self, labels: Indices, reason: str) -> None:
-        """Declare that these channels stay."""
+        """Declare that these channels cannot be removed."""
         self._reasons.append(reason)
         roots = self.find(np.unique(labels))
         free = roots[self._reason[roots] == _FREE]
         self._reason[free] = len(self._reasons) - 1
 
     def is_pinned(self, labels: Indices) -> Flags:
-        """Return which labels stay."""
+        """Return which labels are pinned."""
         pinned: Flags = self._reason[self.find(labels)] != _FREE
         return pinned
 
     def reason(self, label: int) -> str:
-        """Return why a label is pinned, an empty string if it is not."""
+        """Return why a label is pinned, or an empty string if it is not."""
         code = self._reason[self.find(np.array([label]))[0]]
         return "" if code == _FREE else self._reasons[code]
 
@@ -132,7 +133,7 @@ class Labels:
             raise ValueError("these labels are refined already: expand them first")
         roots, first, inverse = np.unique(self.find(labels), return_index=True, return_inverse=True)
         factors = [factor for column in columns for factor in self.expand(column)]
-        # A product with itself as a factor, however far down, would be refined for ever.
+        # A product that contains itself, at any depth, would be refined endlessly.
         is_circular = any(np.isin(self.find(factor), roots).any() for factor in factors)
         if is_circular or len(factors) > _MOST_FACTORS or not self.may_refine:
             for column in (labels, *factors):
@@ -157,7 +158,7 @@ class Labels:
         self.refined = True
 
     def expand(self, labels: Indices) -> list[Indices]:
-        """Return the columns that represent these labels once refinements are applied."""
+        """Return the columns of these labels after applying refinements."""
         found, waiting = [], [labels]
         while waiting:
             labels = waiting.pop()

@@ -1,4 +1,4 @@
-"""How many multiplications a layer takes, from sizes alone: for graphs, files and reports alike."""
+"""Multiplications of layers, computed from sizes alone, for graphs, files and reports."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def recurrent_macs(rows: int, matrices: Iterable[int]) -> int:
 
 
 def attention_macs(queries: int, keys: int, key_size: int, value_size: int) -> int:
-    """Return the multiplications of attention: queries times keys, and what comes of it times values.
+    """Return the multiplications of attention: queries times keys, and the result times values.
 
     Parameters
     ----------
     queries : int
-        Of all heads of all examples.
+        Number of queries, over all heads and examples.
     keys : int
-        That each of them is compared with.
+        Number of keys that each query is compared with.
     key_size, value_size : int
         The length of a key, and of a value.
 
@@ -45,9 +45,9 @@ def attention_macs(queries: int, keys: int, key_size: int, value_size: int) -> i
 
 
 def einsum_macs(equation: str, shapes: Sequence[Sequence[int]]) -> int:
-    """Return the multiplications of a product by its equation, of two operands after the other.
+    """Return the multiplications of an einsum, contracting its operands from left to right.
 
-    Each combination of indices takes one. An operand alone is summed or turned, and takes none.
+    Each combination of indices takes one. A single operand is only summed or transposed, and takes none.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Modules that take statistics over channels: what goes in, what comes out, on which dimensions."""
+"""Modules with statistics over channels: their inputs, outputs and dimensions."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from lilliput.graph.walk import Statistic, Value
 
 @dataclass(frozen=True, eq=False)
 class Norm:
-    """A module with one tensor in and one out that can be run on kept channels alone.
+    """A module with one input and one output that can run on kept channels alone.
 
     Parameters
     ----------
     path : str
         Path of the module.
     source, result : Value
-        What goes in and what comes out.
+        Its input and its output.
     columns : tuple of array
-        The labels over which it takes statistics.
+        The labels over which it computes statistics.
     """
 
     path: str
@@ -31,13 +31,13 @@ class Norm:
 
 
 def find_norms(analysis: Analysis) -> list[Norm]:
-    """Return every such module of a graph, each call of it once."""
+    """Return all such modules of a graph, one entry per call."""
     found = (find_norm(analysis, statistic) for statistic in analysis.walk.statistics)
     return [norm for norm in found if norm is not None]
 
 
 def find_norm(analysis: Analysis, statistic: Statistic) -> Norm | None:
-    """Return the module that takes a statistic, None if it is not that simple."""
+    """Return the module that computes a statistic, or None if it is not a simple one."""
     if not statistic.op.scopes:
         return None
     key, path = statistic.op.scopes[-1]
@@ -67,7 +67,7 @@ def _goes_out(tensor: Tensor, members: set[Op]) -> bool:
 
 
 def _is_source(op: Op, members: set[Op]) -> bool:
-    """Whether an op makes what went into the module, under another name: a cast that changes nothing."""
+    """Whether an op returns the module's input unchanged, such as a cast to the same type."""
     if op.name != "identity" or not isinstance(op.results, Tensor):
         return False
     source = op.arguments["input"]

@@ -1,6 +1,6 @@
-"""Multiplications of the operators of ONNX: one table for all that is said of a file's costs.
+"""Multiplications of ONNX operators: one table for all costs of files.
 
-An operator in the table is a layer: it is listed with its kernel, and counts in ``integer_share``.
+Operators in the table count as layers: they are listed with their kernel, and count in ``integer_share``.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from lilliput.graph.macs import attention_macs, einsum_macs, recurrent_macs
 
 Shape = Sequence[int]
 Shapes = Sequence[Shape | None]
-# Of the shapes of all inputs and outputs (None for those left out), and the attributes by name.
+# Takes the shapes of all inputs and outputs (None for omitted ones), and the attributes by name.
 Formula = Callable[[Shapes, Shapes, Mapping[str, Any]], int]
 
 
 class UnknownShapeError(Exception):
-    """A formula needs the shape of a tensor that is not known."""
+    """A formula needs the shape of a tensor that is unknown."""
 
 
 def count_macs(
@@ -38,7 +38,7 @@ def count_macs(
 
 
 def _of(shapes: Shapes, position: int) -> Shape:
-    """Return a shape that the operator cannot do without."""
+    """Return a shape that the formula requires."""
     shape = shapes[position]
     if shape is None:
         raise UnknownShapeError(f"position {position}")
@@ -46,7 +46,7 @@ def _of(shapes: Shapes, position: int) -> Shape:
 
 
 def _conv(weight: int) -> Formula:
-    """Return the formula of a convolution whose weight is the input at a position."""
+    """Return the formula of a convolution, given the position of its weight among the inputs."""
     return lambda inputs, outputs, _: prod(_of(outputs, 0)) * prod(_of(inputs, weight)[1:])
 
 
@@ -55,13 +55,13 @@ def _conv_transpose(inputs: Shapes, outputs: Shapes, attributes: Mapping[str, An
 
 
 def _product(inputs: Shapes, outputs: Shapes, attributes: Mapping[str, Any]) -> int:
-    """Count a product of matrices."""
+    """Count a matrix product."""
     is_turned = bool(attributes.get("transA", 0))
     return prod(_of(outputs, 0)) * _of(inputs, 0)[-2 if is_turned else -1]
 
 
 def _attention(inputs: Shapes, outputs: Shapes, attributes: Mapping[str, Any]) -> int:
-    """Count queries times keys, and what comes of it times values: (batch, heads, length, size)."""
+    """Count queries times keys, and the result times values: (batch, heads, length, size)."""
     query, key, value = (_of(inputs, i) for i in range(3))
     heads = 1 if len(query) > 3 else int(attributes["q_num_heads"])
     groups = 1 if len(query) > 3 else int(attributes["kv_num_heads"])

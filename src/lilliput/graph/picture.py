@@ -1,4 +1,4 @@
-"""The channel groups of a model as a map of metro lines, in one self-contained SVG file.
+"""The channel groups of a model as a metro map, in one self-contained SVG file.
 
 >>> import torch
 >>> from lilliput.torch import channel_groups
@@ -41,7 +41,7 @@ def _find_rows(groups: ChannelGroups) -> dict[str, Row]:
     }
     tensors: dict[str, list[str]] = {}
     for name in (*shapes, *groups.unreached):
-        if layer_of(name) in tensors or name in shown:  # of other buffers there is nothing to tell
+        if layer_of(name) in tensors or name in shown:  # other buffers have nothing to show
             tensors.setdefault(layer_of(name), []).append(name)
     rows = {}
     for layer, names in tensors.items():

@@ -1,15 +1,15 @@
-"""Where activations are quantized: once per tensor, where runtimes look for it.
+"""Where activations are quantized: once per tensor, where runtimes expect it.
 
-A rule says which layers have quantized inputs and outputs. Done to the letter, one tensor would often be
+A rule says which layers have quantized inputs and outputs. Taken literally, one tensor would often be
 quantized twice (as the output of a layer and as the input of the next), and the output of
 a convolution before its batch norm and ReLU, where no runtime can fuse it. With the flow of tensors known:
 
-- the output of a layer is quantized after the norm and the clipping that belong to it; where a function
-  clips it, or a module that is called several times, it is clipped and quantized before, and what
-  follows changes nothing any more;
-- an input that comes from a quantized output, through nothing but reshaping or max pooling, is not
+- the output of a layer is quantized after its norm and its clip; if the clip is a function, or a module
+  that is called several times, the output is clipped and quantized before it, so that the later clip
+  has no effect;
+- an input that comes from a quantized output, with only reshaping or max pooling in between, is not
   quantized again;
-- the output of a residual block is quantized as a whole where its addition has another quantized side.
+- the output of a residual block is quantized as a whole if its addition has another quantized side.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from lilliput.ops.qparams import Grid
 class Placement:
     """Where one layer's input or output is quantized.
 
-    ``module`` is the path of the module at whose output it happens; empty: at the layer itself. ``by``
-    names another layer and tensor that does it instead: ``('conv1', 'output')``. ``clip``: between which
-    numbers to cut the tensor before; None: no end.
+    ``module`` is the path of the module whose output is quantized; empty: that of the layer itself. ``by``
+    names another layer and tensor that is quantized instead: ``('conv1', 'output')``. ``clip``: bounds to
+    clip the tensor to before; None: no bound.
     """
 
     module: str = ""
@@ -38,7 +38,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Layer:
-    """What placement has to know of a layer: its name, its module's paths, its grids by target."""
+    """The properties of a layer that placement uses: its name, its module's paths, its grids by target."""
 
     name: str
     paths: frozenset[str]
@@ -51,10 +51,10 @@ class _Plan:
     flow: Flow
     keeps_ranges: bool
     places: dict[tuple[str, str], Placement] = field(default_factory=dict)
-    owners: dict[int, tuple[str, str]] = field(default_factory=dict)  # value -> who quantizes it
+    owners: dict[int, tuple[str, str]] = field(default_factory=dict)  # value -> its quantizer
 
     def owner_of(self, value: int) -> tuple[str, str] | None:
-        """Return who has quantized a value, or the one that its entries come from unchanged."""
+        """Return the target that quantizes a value, following operations that only move entries."""
         while value not in self.owners:
             maker = self.flow.makers.get(value)
             if maker is None or maker.kind != "same":
@@ -72,7 +72,7 @@ def place_quantizers(
 ) -> Mapping[tuple[str, str], Placement]:
     """Return where the inputs and outputs of layers are quantized, by layer name and target.
 
-    ``keeps_ranges``: no grid will reach beyond what was seen of a tensor, as one with a learned scale may.
+    ``keeps_ranges``: no grid extends beyond the observed range, as it may with a learned scale.
     """
     plan = _Plan({layer.name: layer for layer in layers}, flow, keeps_ranges)
     for layer in layers:
@@ -92,7 +92,7 @@ def _place_output(layer: Layer, plan: _Plan) -> Placement:
     end = flow.end_of_layer(call.outputs[0])
     readers = _input_readers(end, plan)
     same = all(plan.grid((name, "input")) == plan.grid(key) for name in readers)
-    is_bare = not flow.modules_returning(end)  # a functional ReLU, or one that others call, too
+    is_bare = not flow.modules_returning(end)  # a functional or shared ReLU
     if is_bare and len(set(readers)) == 1 and same:
         return Placement(by=(readers[0], "input"))
     norm = flow.end_of_layer(call.outputs[0], kinds=("norm",))
@@ -108,10 +108,10 @@ def _place_output(layer: Layer, plan: _Plan) -> Placement:
 
 
 def _early_clip(value: int, plan: _Plan) -> tuple[float | None, float | None] | None:
-    """Return how to clip a tensor before it is quantized so that a later clip changes nothing.
+    """Return how to clip a tensor before it is quantized so that a later clip has no effect.
 
-    Rounding must not lead out of the bounds: zero is on every grid, the largest number that was seen is
-    the last one of a grid that covers what was seen.
+    Rounding must not exceed the bounds: zero is on every grid, and the largest observed number is
+    the last one of a grid that covers the observed range.
     """
     bounds = plan.flow.bounds_of(value)
     if bounds is None or bounds[0] != 0 or not bounds[1] > 0:
@@ -129,7 +129,7 @@ def _place_input(layer: Layer, plan: _Plan) -> Placement:
     key = (layer.name, "input")
     owner = plan.owner_of(value)
     if owner is not None:
-        # Another rule may give this layer fewer bits: then it rounds once more.
+        # Another rule may give this layer fewer bits: then it is rounded again.
         return Placement(by=owner) if plan.grid(owner) == plan.grid(key) else Placement()
     modules = plan.flow.modules_returning(value)
     is_shared = len(set(_input_readers(value, plan))) > 1
@@ -152,7 +152,7 @@ def _input_readers(value: int, plan: _Plan) -> list[str]:
 
 
 def _meets_quantized_side(value: int, plan: _Plan) -> bool:
-    """Whether a value is added to another one that is quantized already."""
+    """Whether a value is added to another one that is already quantized."""
     for operation in plan.flow.readers.get(value, []):
         others = [x for x in operation.inputs if x != value]
         if operation.kind == "add" and any(plan.owner_of(x) for x in others):

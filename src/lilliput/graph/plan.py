@@ -1,4 +1,4 @@
-"""A plan: how a model is made smaller, as data that can be saved and carried out again."""
+"""A plan: how a model is shrunk, as data that can be saved and applied again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from lilliput.graph.cuts import Cut
 
-# A note on a model with captured parts whose sizes could not be left open.
+# A note on a model with captured parts whose sizes could not be made dynamic.
 TIED = (
     "only accepts inputs with the sizes of the example inputs, "
     "including the batch size, because the captured code depends "
@@ -15,7 +15,7 @@ TIED = (
 )
 
 Kind = Literal["module", "mixed", "graph"]
-# Sizes that modules remember, by the path of the module and the name of the attribute.
+# Sizes stored as attributes of modules, by module path and attribute name.
 Attributes = dict[tuple[str, str], Any]
 
 
@@ -26,13 +26,13 @@ class Plan:
     Parameters
     ----------
     cuts : tuple of Cut
-        Which indices of which tensors stay.
+        The indices of tensors that are kept.
     attributes : dict
-        Sizes that modules remember, by module path and name.
+        Sizes stored as attributes of modules, by module path and name.
     graphs : tuple of str
         Paths of modules that run as captured graphs; an empty path is the whole model.
     any_size : bool
-        Whether these graphs take other batches than that of the example inputs.
+        Whether these graphs accept batch sizes other than that of the example inputs.
     """
 
     cuts: tuple[Cut, ...]
@@ -45,7 +45,7 @@ class Plan:
 
     @property
     def kind(self) -> Kind:
-        """``module``: the user's own; ``mixed``: parts of it are graphs; ``graph``: all of it is."""
+        """``module``: the user's own code; ``mixed``: parts of it are graphs; ``graph``: all of it is."""
         if not self.graphs:
             return "module"
         return "graph" if "" in self.graphs else "mixed"

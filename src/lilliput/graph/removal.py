@@ -1,4 +1,4 @@
-"""From cuts back to classes: which labels a plan removes in a fresh analysis of the same model."""
+"""From cuts back to classes: the labels that a plan removes in a new analysis of the same model."""
 
 from __future__ import annotations
 

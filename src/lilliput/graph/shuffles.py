@@ -16,7 +16,7 @@ from lilliput.graph.walk import Fold, Value, Walk
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """The ops of one shuffle, and how it cuts and turns which dimension."""
+    """The ops of one shuffle, and how they split and reorder which dimension."""
 
     ops: tuple[Op, ...]
     dim: int
@@ -25,7 +25,7 @@ class Chain:
 
 
 def find_chain(first: Op) -> Chain | None:
-    """Return the shuffle that an op begins, None if it is not one."""
+    """Return the shuffle that starts with an op, or None."""
     ops = list(_line(first))
     turns = [op for op in ops if op.name == "permute"]
     if len(turns) != 1 or first.name != "reshape" or ops[-1].name != "reshape":
@@ -49,7 +49,7 @@ def find_chain(first: Op) -> Chain | None:
 
 
 def _line(op: Op) -> Iterator[Op]:
-    """Yield a view and what follows it, one op after the other, until the next view."""
+    """Yield a view and the ops after it, one after the other, until the next view."""
     yield op
     while isinstance(op.results, Tensor) and len(op.results.users) == 1:
         if op.results.is_output:
@@ -67,7 +67,7 @@ def _shape(tensor: Any) -> tuple[int, ...]:
 
 
 def shuffle(walk: Walk, chain: Chain) -> dict[Op, Value] | None:
-    """Return the value of each op of a shuffle, None if it has to be taken view by view."""
+    """Return the value of each op of a shuffle, or None if it must be handled view by view."""
     source = walk.value(chain.ops[0].arguments["input"])
     axis = walk.shuffle(source.axes[chain.dim], chain.sizes, chain.order)
     if axis is None:
@@ -86,7 +86,7 @@ def shuffle(walk: Walk, chain: Chain) -> dict[Op, Value] | None:
 
 
 def find_stages(walk: Walk) -> tuple[list[Stage], set[Op]]:
-    """Return what shuffles mix, and the shuffles that have to be taken view by view instead."""
+    """Return the stages of mixed channels, and the shuffles that must be handled view by view."""
     if not walk.shuffled:
         return [], set()
     rows = [(x.trail, len(x.rows)) for x in walk.balances]

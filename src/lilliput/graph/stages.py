@@ -1,10 +1,10 @@
-"""Stages: channels that shuffles mix, how many of them may stay, and in what order they then stand.
+"""Stages: channels mixed by shuffles, how many of them may be kept, and their order afterwards.
 
-A shuffle hands its channels on in another order, half of them pass the next unit unchanged, are
-shuffled again, and so on (ShuffleNet). Which layer reads a channel depends on where it stands, and
+A shuffle reorders its channels, half of them pass the next unit unchanged, are shuffled
+again, and so on (ShuffleNet). Which layer reads a channel depends on its position, and
 its position on how many there are. So all layers of a stage shrink in the same proportion: for
 each smaller width the trails are followed again, which shows how many channels go from each layer to
-each other. As many stay of those that go the same way now, in the order in which they then stand.
+each other. As many are kept of the channels that take the same path now, in their new order.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ import numpy as np
 from lilliput.graph.labels import Flags, Indices, Labels
 from lilliput.graph.trails import Made, Shuffled, Trail
 
-Dimension = tuple[str, int]  # the name of a tensor, and which of its axes
+Dimension = tuple[str, int]  # the name of a tensor, and one of its axes
 
 
 @dataclass(frozen=True, eq=False)
 class Route:
-    """Everything that happens to the channels of a stage.
+    """All operations on the channels of a stage.
 
     Parameters
     ----------
     trails : tuple of Trail
-        Each after those it comes from.
+        Each after its sources.
     meetings : tuple of pairs of Trail
-        Whose channels are the same.
+        Trails with the same channels.
     rows : tuple of (Trail, int)
-        Dimensions that are read in so many rows, each on its own.
+        Dimensions that are read in this number of rows, each separately.
     ragged : mapping of str to (Trail, int)
         The inputs of grouped convolutions: the meaning of an index depends on the row.
     """
@@ -46,11 +46,11 @@ class Route:
 
     @property
     def made(self) -> dict[Hashable, Made]:
-        """Where channels begin, by the dimension of the parameter."""
+        """The start of each trail, by the dimension of the parameter."""
         return {trail.key: trail for trail in self.trails if isinstance(trail, Made)}
 
     def follow(self, scale: Fraction) -> Slots | None:
-        """Return the same route with fewer channels, None if there is none."""
+        """Return the positions of channels on the same route at a smaller scale, or None."""
         labels = Labels()
         at: dict[Trail, Indices] = {}
         for trail in self.trails:
@@ -71,7 +71,7 @@ class Route:
 
 @dataclass(frozen=True, eq=False)
 class Slots:
-    """The places for channels that a width has."""
+    """The positions for channels at one width."""
 
     route: Route
     at: Mapping[Trail, Indices]
@@ -82,7 +82,7 @@ class Slots:
         return self.labels.find(self.at[trail])
 
     def families(self) -> dict[int, Indices]:
-        """Return slots that appear in the same dimensions and rows, together, by what these are."""
+        """Return slots that appear in the same dimensions and rows, by a code of these."""
         rng = np.random.default_rng(0)  # the same codes for each width
         codes = np.zeros(self.labels.count, np.uint64)
         made = self.route.made.values()
@@ -102,9 +102,9 @@ class Stage:
     Parameters
     ----------
     route : Route
-        What happens to them.
+        The operations on them.
     classes : mapping of trail to array
-        The class of each channel in the analysis, where it begins.
+        The class of each channel in the analysis, at the start of its trail.
     ragged : mapping of str to array
         The classes of the inputs of grouped convolutions, (groups, inputs per group).
     """
@@ -135,7 +135,7 @@ class Stage:
         self.roots, self.rows = self.roots[order], numbers[order]
 
     def _is_one_to_one(self, full: Slots, pairs: Mapping[int, int]) -> bool:
-        """Whether the trails explain the classes: none is split, none is joined otherwise."""
+        """Whether trails and classes correspond: no class is split, and no two are joined."""
         same = all(
             pairs[int(slot)] == int(root)
             for key, trail in self.route.made.items()
@@ -148,7 +148,7 @@ class Stage:
         return min(trail.size for trail in self.route.made.values()) * step // self.size
 
     def kept(self, step: int) -> Indices | None:
-        """Return how many channels of each row stay at a step of ``size``; None: not that many."""
+        """Return how many channels of each row are kept at a step of ``size``; None if that is impossible."""
         if step not in self._kept:
             self._kept[step] = self._count(step)
         return self._kept[step]
@@ -165,8 +165,8 @@ class Stage:
         """Whether there is a smaller width at all."""
         return any(self.kept(step) is not None for step in range(self.size - 1, 0, -1))
 
-    def settle(self, removed: Flags) -> Flags:
-        """Undo removals until some width has a place for every channel that stays, no more."""
+    def fit_width(self, removed: Flags) -> Flags:
+        """Undo removals until the number of kept channels fits a width exactly."""
         _, counts = self._fit(self._alive(removed))
         removed = removed.copy()
         for row, count in enumerate(counts):
@@ -180,7 +180,7 @@ class Stage:
         return np.bincount(self.rows[stays], minlength=len(self._codes))
 
     def _fit(self, alive: Indices) -> tuple[int, Indices]:
-        """Return the smallest step that has room for so many channels of each row."""
+        """Return the smallest step with room for this number of channels in each row."""
         least = -(-int(alive.sum()) * self.size // len(self.roots))
         for step in range(max(least, 1), self.size):
             counts = self.kept(step)
@@ -189,12 +189,12 @@ class Stage:
         return self.size, np.bincount(self.rows)
 
     def orders(self, removed: Flags) -> dict[Dimension, Indices]:
-        """Return which index of each dimension comes first, second and so on, of those that stay."""
+        """Return the kept indices of each dimension in their new order."""
         alive = self._alive(removed)
         step, counts = self._fit(alive)
         slots = self.route.follow(Fraction(step, self.size))
         if slots is None or not np.array_equal(counts, alive):
-            raise ValueError("the removal was not settled")
+            raise ValueError("the removal does not fit a width; call fit_width() first")
         families, class_of = slots.families(), np.zeros(slots.labels.count, np.int64)
         for row, code in enumerate(self._codes):
             roots = self.roots[self.rows == row]
@@ -209,7 +209,7 @@ class Stage:
 
 
 def _positions(classes: Indices, wanted: Indices) -> Indices:
-    """Return where each wanted class is; one that is there several times, each time in turn."""
+    """Return the position of each wanted class; repeated classes are taken in turn."""
     places: dict[int, list[int]] = {}
     for position in range(len(classes) - 1, -1, -1):
         places.setdefault(int(classes[position]), []).append(position)
@@ -222,7 +222,7 @@ def find_routes(
     rows: Iterable[tuple[Trail | None, int]],
     ragged: Mapping[str, tuple[Trail | None, int]],
 ) -> list[Route]:
-    """Return what happens to the channels of each stage: of all that have to do with a shuffle."""
+    """Return the route of each stage: everything connected to a shuffle."""
     known = [(a, b) for a, b in meetings if a is not None and b is not None]
     stage = _connect(trails, known)
     found = []
@@ -243,7 +243,7 @@ def find_routes(
 
 
 def _connect(trails: Sequence[Trail], known: list[tuple[Trail, Trail]]) -> dict[Trail, int]:
-    """Return a number for each trail, the same for those that have to do with each other."""
+    """Return a number for each trail, equal for connected trails."""
     labels = Labels()
     keys: dict[Hashable, Made] = {}
     number = {trail: int(labels.fresh(trail, 1)[0]) for trail in trails}

@@ -1,7 +1,7 @@
-"""Trails: how the channels along a dimension came there, so that it can be repeated with fewer.
+"""Trails: how the channels along a dimension got there, so that it can be repeated with fewer.
 
-A channel shuffle puts channels into an order that depends on how many there are. Which layer reads a
-channel after several shuffles can therefore only be told by going the same way with fewer channels.
+A channel shuffle puts channels into an order that depends on their number. Which layer reads a channel
+after several shuffles can therefore only be found by following the same path with fewer channels.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from lilliput.graph.labels import Indices
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """Channels of their own: a dimension of a parameter."""
+    """New channels: a dimension of a parameter."""
 
     key: Hashable
     size: int
     sources: tuple[Trail, ...] = ()
 
     def follow(self, given: Sequence[Indices], scale: Fraction) -> Indices | None:
-        """Return nothing: these are where a trail begins."""
+        """Return nothing: a trail starts here."""
         return None
 
 
@@ -42,7 +42,7 @@ class Part:
         return self.stop - self.start
 
     def follow(self, given: Sequence[Indices], scale: Fraction) -> Indices | None:
-        """Return the same part of fewer channels, None if it would begin or end within one."""
+        """Return the same part of fewer channels, or None if it would start or end within one."""
         ends = [scale * self.start, scale * self.stop]
         if any(x.denominator != 1 for x in ends):
             return None
@@ -51,7 +51,7 @@ class Part:
 
 @dataclass(frozen=True, eq=False)
 class Joined:
-    """Dimensions one after the other."""
+    """Concatenated dimensions."""
 
     sources: tuple[Trail, ...]
 
@@ -67,11 +67,11 @@ class Joined:
 
 @dataclass(frozen=True, eq=False)
 class Shuffled:
-    """A dimension cut into several, and put together in another order of them."""
+    """A dimension split into several and joined in another order."""
 
     sources: tuple[Trail]
-    sizes: tuple[int, ...]  # into which it is cut
-    order: tuple[int, ...]  # in which they are put together
+    sizes: tuple[int, ...]  # that it is split into
+    order: tuple[int, ...]  # in which they are joined
 
     @property
     def size(self) -> int:
@@ -80,11 +80,11 @@ class Shuffled:
 
     @property
     def shrinks(self) -> int:
-        """The one of the sizes that gets smaller: the largest, and of equals the last."""
+        """The size that shrinks: the largest, and among equal ones the last."""
         return max(range(len(self.sizes)), key=lambda d: (self.sizes[d], d))
 
     def follow(self, given: Sequence[Indices], scale: Fraction) -> Indices | None:
-        """Shuffle fewer channels, None if they cannot be cut into as many groups."""
+        """Shuffle fewer channels, or return None if they cannot be split into as many groups."""
         sizes = list(self.sizes)
         smaller = scale * sizes[self.shrinks]
         if smaller.denominator != 1:

@@ -15,9 +15,9 @@ from lilliput.graph.trails import Shuffled, Trail
 
 log = logging.getLogger("lilliput")
 
-IS_OUTPUT = "they are the model's output"  # a reason to stay
+IS_OUTPUT = "they are the model's output"  # a reason to pin channels
 
-# What a rule raises at an op that is called in a way it did not expect, or nested too deeply.
+# Raised by a rule for an op with unexpected arguments, or nested too deeply.
 _FAILURES = (AttributeError, IndexError, KeyError, RecursionError, TypeError, ValueError)
 
 Origin = tuple[str, int]  # a parameter, and one of its dimensions
@@ -25,7 +25,7 @@ Origin = tuple[str, int]  # a parameter, and one of its dimensions
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """The channels of an axis, cut into several dimensions of which one gets smaller."""
+    """The channels of an axis, split into several dimensions of which one shrinks."""
 
     dim: int
     axis: Axis
@@ -33,13 +33,13 @@ class Fold:
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """A tensor in the graph: its shape, the axis of each dimension, and whose parameter it is."""
+    """A tensor in the graph: its shape, the axis of each dimension, and the parameter it comes from."""
 
     shape: tuple[int, ...]
     axes: tuple[Axis, ...]
     origin: tuple[Origin | None, ...] = ()
-    is_parameter: bool = False  # at most with its dimensions in another order; masks reach it
-    fold: Fold | None = None  # amid a shuffle
+    is_parameter: bool = False  # possibly transposed; masks apply to it
+    fold: Fold | None = None  # in the middle of a shuffle
 
     @classmethod
     def fixed(cls, shape: Sequence[int]) -> Value:
@@ -49,7 +49,7 @@ class Value:
 
 @dataclass(frozen=True, eq=False)
 class Statistic:
-    """A place where removing channels changes a number computed over all of them."""
+    """An op where removing channels changes a number computed over all of them."""
 
     op: Op
     columns: tuple[Indices, ...]
@@ -58,7 +58,7 @@ class Statistic:
 
 @dataclass(frozen=True, eq=False)
 class Balance:
-    """Rows of labels of which equally many must be kept."""
+    """Rows of labels that must keep equal numbers."""
 
     rows: Indices  # 2-D
     trail: Trail | None = None
@@ -69,8 +69,8 @@ class Ragged:
     """The inputs of a grouped convolution: which channels each group of filters reads."""
 
     rows: Indices  # labels, (groups, inputs per group)
-    dim: int  # of the parameter, that counts inputs
-    filters: int  # of the parameter, that counts filters
+    dim: int  # of the parameter, counting inputs
+    filters: int  # of the parameter, counting filters
     trail: Trail | None = None
 
 
@@ -79,23 +79,23 @@ Rule = Callable[["Walk", SimpleNamespace], Any]
 
 @dataclass(eq=False)
 class Walk:
-    """What is known while walking over the ops; rules read arguments and return values."""
+    """The state of a walk over the ops; rules read arguments and return values."""
 
     graph: Graph
     labels: Labels
     find_rule: Callable[[Op], Rule | None]
-    is_part: bool = False  # of a model: what goes in and comes out may be cut as well
+    is_part: bool = False  # of a model: its inputs and outputs may be cut as well
     values: dict[Tensor, Value] = field(default_factory=dict)
     statistics: list[Statistic] = field(default_factory=list)
     balances: list[Balance] = field(default_factory=list)
     ragged: dict[str, Ragged] = field(default_factory=dict)  # by parameter
-    outputs: set[Origin] = field(default_factory=set)  # dimensions that make channels
-    features: list[Indices] = field(default_factory=list)  # labels that lie within attention heads
-    copies: list[Indices] = field(default_factory=list)  # labels of dimensions made by expanding
+    outputs: set[Origin] = field(default_factory=set)  # dimensions that produce channels
+    features: list[Indices] = field(default_factory=list)  # labels within attention heads
+    copies: list[Indices] = field(default_factory=list)  # labels of dimensions created by expanding
     unknown: dict[str, str] = field(default_factory=dict)  # ops without a rule, and where
-    grids: frozenset[Op] = frozenset()  # shuffles that are taken view by view
-    shuffled: dict[Op, Shuffled] = field(default_factory=dict)  # by the op that begins it
-    ahead: dict[Op, Value] = field(default_factory=dict)  # what a rule knows of later ops
+    grids: frozenset[Op] = frozenset()  # shuffles that are handled view by view
+    shuffled: dict[Op, Shuffled] = field(default_factory=dict)  # by their first op
+    ahead: dict[Op, Value] = field(default_factory=dict)  # computed by rules of earlier ops
 
     def __post_init__(self) -> None:
         self.axes = Axes(self.labels)
@@ -149,7 +149,7 @@ class Walk:
         return Value(shape, axes, tuple((name, d) for d in range(len(shape))), masked)
 
     def give_up(self, why: str = "") -> Any:
-        """Pin everything that the op at this point of the walk sees."""
+        """Pin everything that the current op reads."""
         op = self.op
         for tensor in op.tensors:
             for axis in self.value(tensor).axes:
@@ -159,17 +159,17 @@ class Walk:
         return made if isinstance(op.results, list) else made[0]
 
     def value(self, tensor: Tensor) -> Value:
-        """Return what is known of a tensor."""
+        """Return the value of a tensor."""
         found = self.values.get(tensor)
         return Value.fixed(tensor.shape) if found is None else found
 
     def result(self, op: Op) -> Any:
-        """Return what is known of the result of an op; a list if it has several, None if nothing."""
+        """Return the value of the result of an op; a list if there are several, None if there is none."""
         made = [None if x is None else self.values.get(x) for x in flatten([op.results])]
         return made if isinstance(op.results, list) else made[0]
 
     def bind(self, op: Op) -> SimpleNamespace:
-        """Return an op's arguments by name, tensors replaced by what is known of them."""
+        """Return an op's arguments by name, with tensors replaced by their values."""
         if op not in self._bound:
             given = {name: self._resolve(x) for name, x in op.arguments.items()}
             self._bound[op] = SimpleNamespace(**given, shapes=op.shapes)
@@ -182,18 +182,18 @@ class Walk:
             return [self._resolve(x) for x in argument]
         return argument
 
-    # -- the vocabulary of rules -------------------------------------------------------------------
+    # -- functions for rules -----------------------------------------------------------------------
 
     def fresh(self, what: Any, size: int, is_zero: bool = False) -> Axis:
-        """Return new channels, which go with those that they meet."""
+        """Return new channels."""
         return self.axes.fresh((self.op.number, what), size, is_zero)
 
     def split(self, axis: Axis, sizes: Sequence[int], what: Any = "split") -> list[Axis]:
-        """Cut a dimension into several."""
+        """Split a dimension into several."""
         return self.axes.split(axis, sizes, (self.op.number, what))
 
     def shuffle(self, axis: Axis, sizes: Sequence[int], order: Sequence[int]) -> Axis | None:
-        """Cut a dimension into several and put them together in another order, None if it cannot."""
+        """Split a dimension into several and join them in another order, or return None."""
         made = None
         if self.op not in self.grids:
             made = self.axes.shuffle(axis, sizes, order)
@@ -208,19 +208,19 @@ class Walk:
             self.axes.unify(given[0], axis)
 
     def pin(self, *axes: Axis, because: str = "") -> None:
-        """Keep all of these."""
+        """Pin all of these."""
         reason = f"{because} ({self.op})" if because else ""
         for axis in axes:
             self.axes.pin(axis, reason)
 
     def changes(self, axis: Axis, what: str) -> None:
-        """Record that a statistic over this dimension will be of fewer channels."""
+        """Record that a statistic over this dimension will have fewer channels."""
         columns = tuple(column.labels for column in self.axes.tidy(axis))
         if columns:
             self.statistics.append(Statistic(self.op, columns, what))
 
     def balance(self, axis: Axis, rows: int) -> bool:
-        """Ask for equally many channels in each row of an axis; False if it is a product."""
+        """Require equally many channels in each row of an axis; False if it is a product."""
         columns = self.axes.tidy(axis)
         if len(columns) == 1:
             labels = columns[0].labels.reshape(rows, -1)
@@ -228,13 +228,13 @@ class Walk:
         return len(columns) < 2
 
     def makes(self, value: Value, dim: int) -> None:
-        """Record that a dimension of a parameter makes channels."""
+        """Record that a dimension of a parameter produces channels."""
         if value.origin and (origin := value.origin[dim]) is not None:
             self.outputs.add(origin)
 
 
 def zero(axis: Axis, is_zero: bool = True) -> Axis:
-    """Return the axis with its removed values known to be zero, or not."""
+    """Return the axis with its removed values marked as zero, or not."""
     return tuple(replace(column, is_zero=is_zero) for column in axis)
 
 

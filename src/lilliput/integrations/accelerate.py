@@ -29,18 +29,18 @@ from lilliput.integrations.following import Following, pack, torch_optimizer, un
 
 
 def follow(accelerator: Accelerator, optimizer: Any, *compressors: Any) -> None:
-    """Have compressors follow a prepared optimizer, and be part of the accelerator's checkpoints.
+    """Make compressors follow a prepared optimizer, and include them in the accelerator's checkpoints.
 
-    Call it after ``accelerator.prepare``, and before ``accelerator.load_state``. The epochs are yours
-    to announce, by ``update_epoch``.
+    Call it after ``accelerator.prepare``, and before ``accelerator.load_state``. Call ``update_epoch``
+    yourself in each epoch.
 
     Parameters
     ----------
     accelerator : accelerate.Accelerator
     optimizer : accelerate.optimizer.AcceleratedOptimizer
-        What ``accelerator.prepare`` made of the optimizer.
+        The optimizer returned by ``accelerator.prepare``.
     *compressors : Compressor
-        Pruners and quantizers; ``compress()`` was called, best before the optimizer was made.
+        Pruners and quantizers after ``compress()``, preferably called before the optimizer was created.
     """
     if not isinstance(accelerator, Accelerator):
         raise ConfigError(
@@ -59,7 +59,7 @@ def follow(accelerator: Accelerator, optimizer: Any, *compressors: Any) -> None:
 
 
 class _Checkpointed:
-    """What accelerate saves and loads along with model and optimizer."""
+    """The object that accelerate saves and loads along with model and optimizer."""
 
     def __init__(self, following: Following) -> None:
         self.following = following

@@ -1,4 +1,4 @@
-"""What every training library needs of compressors: attach, follow the training, be saved, strip."""
+"""The interface of compressors for training libraries: attach, follow the training, save, strip."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ FORMAT = 1
 
 
 class Following:
-    """Some compressors of one torch model, as one thing that follows its training.
+    """Several compressors of one torch model that follow its training together.
 
     Parameters
     ----------
     compressors : sequence of Compressor
-        In the order of attaching. One without a model gets the model that is trained.
+        In the order of attaching. A compressor without a model gets the model that is trained.
     steps_per_epoch : int, optional
-        How many steps of the optimizer count as one epoch of the schedules; by default, an epoch is
-        what the library calls one.
+        How many optimizer steps count as one epoch of the schedules; by default, the
+        library's epochs are used.
     """
 
     def __init__(self, compressors: Sequence[Any], steps_per_epoch: int | None = None) -> None:
@@ -43,7 +43,7 @@ class Following:
             )
         self.compressors = tuple(compressors)
         self.steps_per_epoch = steps_per_epoch
-        self.epoch: int | None = None  # the last one that the compressors were told
+        self.epoch: int | None = None  # the last one passed to the compressors
 
     def attach(self, model: Any) -> None:
         """Compress the model, or the part of it that each compressor is bound to."""
@@ -60,7 +60,7 @@ class Following:
                 compressor.compress(model if compressor.bound_model is None else None)
 
     def bind(self, optimizers: Sequence[Any]) -> None:
-        """Have each compressor follow the optimizer that trains its weights."""
+        """Make each compressor follow the optimizer that trains its weights."""
         for compressor in self.compressors:
             refusals: list[ConfigError] = []
             for optimizer in optimizers:
@@ -73,14 +73,14 @@ class Following:
                 raise refusals[0]
 
     def start(self, epoch: int, step: int) -> None:
-        """Move the schedules, if this epoch or step begins a new one.
+        """Move the schedules, if this epoch or step starts a new one.
 
         Parameters
         ----------
         epoch : int
-            How the library counts, from 0.
+            The library's epoch, from 0.
         step : int
-            How many steps the optimizer has made.
+            The number of optimizer steps so far.
         """
         if self.steps_per_epoch is not None:
             epoch = step // self.steps_per_epoch
@@ -90,7 +90,7 @@ class Following:
             self.epoch = epoch
 
     def strip(self) -> None:
-        """Leave the model as a plain one."""
+        """Turn the model into a plain one."""
         for compressor in reversed(self.compressors):
             compressor.strip()
 
@@ -99,7 +99,7 @@ class Following:
         return [compressor.state() for compressor in self.compressors]
 
     def load(self, states: Sequence[CompressionState]) -> None:
-        """Continue from states; refuse another number of them."""
+        """Continue from states; raise if their number differs."""
         if len(states) != len(self.compressors):
             raise StateError(
                 f"the checkpoint holds the states of {[x.algorithm for x in states]}, expected those "
@@ -110,7 +110,7 @@ class Following:
 
 
 def torch_optimizer(optimizer: Any) -> Any:
-    """Return the optimizer of torch inside what accelerate makes of it."""
+    """Return the torch optimizer inside accelerate's wrapper."""
     while hasattr(optimizer, "optimizer"):
         optimizer = optimizer.optimizer
     return optimizer
@@ -138,7 +138,7 @@ def pack(states: Sequence[CompressionState]) -> dict[str, Any]:
 
 
 def unpack(packed: Any) -> list[CompressionState]:
-    """Return what :func:`pack` was given; refuse anything else."""
+    """Return the states given to :func:`pack`; raise for anything else."""
     version = packed.get("format") if isinstance(packed, dict) else None
     if isinstance(version, int) and version > FORMAT:
         raise StateError(

@@ -4,7 +4,7 @@
     trainer = Trainer(max_epochs=10, callbacks=[CompressionCallback(pruner, strip=True)])
     trainer.fit(module)
 
-Checkpoints hold the masks and the progress of the pruner, and ``fit(ckpt_path=...)`` goes on from them.
+Checkpoints contain the masks and the progress of the pruner, and ``fit(ckpt_path=...)`` resumes from them.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ class CompressionCallback(_callback_type()):  # type: ignore[misc]
 
     The weights in a checkpoint are those of the plain model (pruned ones are zero), so that
     ``load_from_checkpoint`` opens it without Lilliput; masks and ranges are in the callback's state. (With
-    ``save_weights_only``, Lightning does not ask callbacks: such files hold masks beside the weights.)
+    ``save_weights_only``, Lightning does not call callbacks: such files contain masks besides the weights.)
 
     Parameters
     ----------
     *compressors : Compressor
-        Bound to the module or a part of it, or to none yet: ``AGPPruner(config_list=rules)``. What is
-        not compressed when ``fit`` begins is then, before the optimizers are made.
+        Bound to the module or a part of it, or to none yet: ``AGPPruner(config_list=rules)``. Those that
+        are not compressed when ``fit`` starts are compressed then, before the optimizers are created.
     strip : bool
-        Leave a plain model when ``fit`` has come to its end.
+        Turn the module into a plain model at the end of ``fit``.
     steps_per_epoch : int, optional
-        How many steps of the optimizer count as one epoch of the schedules; by default, an epoch is
-        one of Lightning's.
+        How many optimizer steps count as one epoch of the schedules; by default, Lightning's
+        epochs are used.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class CompressionCallback(_callback_type()):  # type: ignore[misc]
         self._optimizers: list[Any] = []
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Compress the module before a checkpoint is read and optimizers are made."""
+        """Compress the module before a checkpoint is read and optimizers are created."""
         if stage == "fit":
             self.following.attach(pl_module)
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Follow the optimizers, which exist by now."""
+        """Follow the optimizers, which have been created by now."""
         followed = part_of("torch", "stepping").ClosureOptimizer
         self._optimizers = [followed(optimizer) for optimizer in trainer.optimizers]
         self.following.bind(self._optimizers)
@@ -73,18 +73,18 @@ class CompressionCallback(_callback_type()):  # type: ignore[misc]
         self.following.start(trainer.current_epoch, trainer.global_step)
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        """Show the complete gradients to the algorithms that need them."""
+        """Pass the complete gradients to the algorithms that need them."""
         for followed in self._optimizers:
             if followed.optimizer is optimizer:
                 followed.show_gradients()
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """Leave a plain model, if asked to; all checkpoints are written by now."""
+        """Strip the model, if requested; all checkpoints have been written by now."""
         if self.strip:
             self.following.strip()
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        """Keep the weights plain: what belongs to compressors is saved as the callback's state."""
+        """Keep the weights plain: tensors of compressors are saved as the callback's state."""
         weights, part = checkpoint["state_dict"], part_of("torch", "sidecar")
         for key in [key for key in weights if part.is_ours(key)]:
             del weights[key]
@@ -94,6 +94,6 @@ class CompressionCallback(_callback_type()):  # type: ignore[misc]
         return pack(self.following.states()) | {"epoch": self.following.epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from what a checkpoint holds."""
+        """Continue from a checkpoint."""
         self.following.load(unpack(state_dict))
         self.following.epoch = state_dict.get("epoch")

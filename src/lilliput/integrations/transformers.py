@@ -5,7 +5,7 @@
     trainer.train()
 
 Each checkpoint gets a folder ``lilliput`` with masks and progress, and ``train(resume_from_checkpoint=...)``
-goes on from it.
+resumes from it.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class CompressionCallback(TrainerCallback):  # type: ignore[misc]
     Parameters
     ----------
     *compressors : Compressor
-        Bound to the model or a part of it, or to none yet: ``AGPPruner(config_list=rules)``. What is
-        not compressed when the Trainer is made is then, before it makes its optimizer.
+        Bound to the model or a part of it, or to none yet: ``AGPPruner(config_list=rules)``. Those that
+        are not compressed when the Trainer is created are compressed then, before it creates its optimizer.
     strip : bool
-        Leave a plain model when ``train`` has come to its end.
+        Turn the model into a plain one at the end of ``train``.
     steps_per_epoch : int, optional
-        How many steps of the optimizer count as one epoch of the schedules, for fine-tuning in one
-        pass over the data; by default, an epoch is one of the Trainer's.
+        How many optimizer steps count as one epoch of the schedules, for fine-tuning in one
+        pass over the data; by default, the Trainer's epochs are used.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class CompressionCallback(TrainerCallback):  # type: ignore[misc]
         self._epoch = 0
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Compress the model before a checkpoint is read and the optimizer is made."""
+        """Compress the model before a checkpoint is read and the optimizer is created."""
         self.following.attach(kwargs["model"])
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Follow the optimizer, and go on where a checkpoint ended."""
+        """Follow the optimizer, and resume from a checkpoint."""
         self.following.attach(kwargs["model"])  # again, if an earlier train() stripped it
         self.following.bind([torch_optimizer(kwargs["optimizer"])])
         self._epoch, self.following.epoch = int(state.epoch or 0), None
@@ -76,7 +76,7 @@ class CompressionCallback(TrainerCallback):  # type: ignore[misc]
         self.following.start(self._epoch, state.global_step)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Move the schedules to this step, if steps are what counts."""
+        """Move the schedules to this step, if steps are counted."""
         self.following.start(self._epoch, state.global_step)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -92,19 +92,20 @@ class CompressionCallback(TrainerCallback):  # type: ignore[misc]
                 found.save(place)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Take over the masks of the best checkpoint, if that was loaded; strip if asked to."""
+        """Restore the masks of the best checkpoint, if that was loaded; strip if requested."""
         if args.load_best_model_at_end and state.best_model_checkpoint is not None:
             self.following.load(self._read(Path(state.best_model_checkpoint)))
         if self.strip:
             self.following.strip()
 
     def _resume(self, args: Any, state: Any) -> None:
-        """Load the states that belong to the weights which the Trainer has just loaded."""
+        """Load the states that belong to the weights that the Trainer has just loaded."""
         named = Path(args.resume_from_checkpoint or "")
         folder = named if (named / FOLDER).is_dir() else _checkpoint(args, state)
         states = self._read(folder)
         held = zip(self.following.compressors, states, self.following.states(), strict=False)
-        # What a distiller learns is not a part of the model, so it was not loaded with the weights.
+        # The projections of a distiller are not part of the model, so they were not loaded with the
+        # weights.
         pairs = [(saved, loaded) for x, saved, loaded in held if x.kind != "distiller"]
         if not all(_have_equal_tensors(saved, loaded) for saved, loaded in pairs):
             raise StateError(
@@ -137,12 +138,12 @@ _FIX = (
 
 
 def _checkpoint(args: Any, state: Any) -> Path:
-    """Return where the Trainer writes its checkpoint of this step."""
+    """Return the path of the Trainer's checkpoint of this step."""
     return Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
 
 
 def _have_equal_tensors(saved: CompressionState, loaded: CompressionState) -> bool:
-    """Whether a state was saved with the masks that are in the model now."""
+    """Whether a state was saved with the masks that are currently in the model."""
     for layer, tensors in loaded.tensors.items():
         for key, tensor in tensors.items():
             other = saved.tensors.get(layer, {}).get(key)

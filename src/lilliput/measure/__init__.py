@@ -1,1 +1,1 @@
-"""Figures of a model or file, how they are taken, and the receipt that two of them make."""
+"""Figures of a model or file, how they are measured, and the receipt that compares two of them."""

@@ -1,4 +1,4 @@
-"""When two latencies make a ratio: timed by one runtime, on a machine that gave steady readings.
+"""Decide whether two latencies can be compared: same runtime, and steady readings.
 
 >>> steady = {"runtime": "ONNX Runtime, 1 thread", "p95": 2.2, "runs": 50}
 >>> from lilliput.measure.receipt import Figures
@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from lilliput.measure.receipt import Figures
 
-_UNSTEADY = 1.5  # two readings of one model that are further apart than this
-_UNSTEADY_RATIO = 1.25  # the same of a ratio: both sides meet the same load, so less is forgiven
-SAME_RATIO = 1.05  # closer than this is called the same: timings are not that exact
+_UNSTEADY = 1.5  # largest ratio of two readings of one model
+_UNSTEADY_RATIO = 1.25  # the same for a ratio, which is less affected by load
+SAME_RATIO = 1.05  # closer ratios are called the same, given the accuracy of timings
 _SPREAD = 3.0  # p95 over p50
 _FEWEST = 2  # calls that make two readings
 
 
 def readings_of(times: Sequence[float]) -> tuple[float, ...]:
-    """Return the medians of the first and of the second half of all timed calls.
+    """Return the medians of the first and the second half of all timed calls.
 
     Examples
     --------
@@ -41,7 +41,7 @@ def readings_of(times: Sequence[float]) -> tuple[float, ...]:
 
 
 def doubt_of(one: Figures, two: Figures) -> str:
-    """Return why the ratio of two latencies says nothing about the models; empty if it does.
+    """Return why the ratio of two latencies does not reflect the models, or an empty string.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def doubt_of(one: Figures, two: Figures) -> str:
 
 
 def other_runtime(one: Figures, two: Figures) -> str:
-    """Return which runtimes, threads or batches executed the two, if they differ."""
+    """Return which runtimes, threads or batches were used, if they differ."""
     first, second = _conditions(one.runtime), _conditions(two.runtime)
     known = [(a, b) for a, b in zip(first, second, strict=False) if a and b]
     if all(a == b for a, b in known):
@@ -65,7 +65,7 @@ def other_runtime(one: Figures, two: Figures) -> str:
 
 
 def noise(one: Figures, two: Figures) -> str:
-    """Return what two readings gave, if they disagree."""
+    """Return two readings that disagree, if any."""
     for side in (one, two):
         if _far_apart(side.readings, _UNSTEADY):
             return f"noisy: two readings of {side.name} gave {_pair(side.readings)} ms"
@@ -81,7 +81,7 @@ def noise(one: Figures, two: Figures) -> str:
 
 
 def _conditions(runtime: str) -> list[str]:
-    """Return the runtime without its version, then threads and batch: what a latency depends on."""
+    """Return the runtime without its version, threads and batch: what a latency depends on."""
     product, *others = runtime.split(", ")
     return [re.split(r" \d", product)[0], *others]
 
@@ -91,7 +91,7 @@ def _far_apart(values: Sequence[float], limit: float) -> bool:
 
 
 def _difference(one: Figures, two: Figures) -> float:
-    """Return by what factor the two differ: two readings of the ratio must agree better than that."""
+    """Return the factor by which the two differ; two readings of the ratio must agree better."""
     first, second = one.p50 or 1.0, two.p50 or 1.0
     return max(first / second, second / first)
 

@@ -1,4 +1,4 @@
-"""The receipt: a model before and after compression, and what was gained.
+"""The receipt: a model before and after compression, and the gains.
 
 >>> before = Figures("large.onnx", "ONNX Runtime", 1000, 1000, 50_000, 4000, 2.0, 2.2, 50, 0.91)
 >>> after = Figures("small.onnx", "ONNX Runtime", 250, 250, 12_000, 400, 0.5, 0.6, 50, 0.905)
@@ -24,7 +24,7 @@ _NOTHING = "–"
 _NOT_MEASURED = "nothing was measured"
 _DERIVED = ("verdict", "masked_only")
 _SAME = 0.005
-# The fields of Figures that say how long a model takes, and in what.
+# The fields of Figures on latency and its conditions.
 TIMED = ("runtime", "p50", "p95", "runs", "readings")
 COUNTED = ("parameters", "nonzeros", "macs", "bytes")
 
@@ -36,24 +36,24 @@ class Figures:
     Parameters
     ----------
     name : str
-        What it is called in the table.
+        Its name in the table.
     runtime : str
-        What executed it, with threads and batch.
+        The runtime, with threads and batch.
     parameters, nonzeros : int, optional
-        Trained numbers, and those that are not zero.
+        Number of trained values, and of nonzero ones.
     macs : int, optional
         Multiplications and additions for one example.
     bytes : int, optional
         On disk: of the file, or of the tensors that saving the model writes.
     p50, p95 : float, optional
-        Milliseconds per call, in the median and for all but the slowest 5 %.
+        Milliseconds per call: the median and the 95th percentile.
     runs : int
-        How many calls were timed.
+        The number of timed calls.
     metric : float, optional
-        What the user's evaluation gave.
+        The result of the user's evaluation.
     readings : tuple of float
-        Milliseconds per call in the median, of the first and of the second half of the calls and, on one
-        thread, of CPU time: where they disagree, the machine was busy with something else.
+        Median milliseconds per call of the first and the second half of the calls and, on one
+        thread, of CPU time: if they disagree, the machine was busy with something else.
     coded : int, optional
         Bytes of the weights as a compact file; see :func:`lilliput.torch.save`.
     """
@@ -78,25 +78,25 @@ class Figures:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Figures:
-        """Return the figures that :meth:`to_dict` described."""
+        """Return the figures from the result of :meth:`to_dict`."""
         known = _known(cls, data, "figures")
         return cls(**{**known, "readings": tuple(known.get("readings", ()))})
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """Before → after; ``print`` it, or let a notebook show it.
+    """A comparison before → after; ``print`` it, or let a notebook show it.
 
     Parameters
     ----------
     before, after : Figures
-        The model as it was given, and what came out.
+        The original model and the result.
     metric_name : str
-        What the metric is called.
+        Name of the metric.
     max_difference : float, optional
-        The largest difference of any output between what was simulated and what is executed.
+        The largest difference of any output between simulation and execution.
     notes : tuple of str
-        What else a reader should know.
+        Other notes for the reader.
     difference_to : str
         What the outputs were compared with.
     """
@@ -110,7 +110,7 @@ class Receipt:
 
     @property
     def masked_only(self) -> bool:
-        """Whether weights were only zeroed: as many parameters as before, and as many bytes."""
+        """Whether weights were only zeroed: the same number of parameters and bytes as before."""
         one, two = self.before, self.after
         if not one.bytes or not two.bytes or not one.nonzeros or two.nonzeros is None:
             return False
@@ -121,7 +121,7 @@ class Receipt:
 
     @property
     def verdict(self) -> str:
-        """A summary of what was gained."""
+        """A summary of the gains."""
         if self.masked_only:
             return self._masks()
         gains = " and ".join(filter(None, (self._size(), self._speed())))
@@ -131,7 +131,7 @@ class Receipt:
 
     @property
     def doubt(self) -> str:
-        """Why the latencies cannot be compared (two runtimes, or unequal readings); empty if they can."""
+        """Why the latencies cannot be compared (two runtimes, or unequal readings), or an empty string."""
         return doubt_of(self.before, self.after)
 
     def rows(self) -> list[tuple[str, str, str, str]]:
@@ -155,7 +155,7 @@ class Receipt:
         return shown
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON, the verdict included."""
+        """Return plain data for JSON, including the verdict."""
         data = {
             "before": self.before.to_dict(),
             "after": self.after.to_dict(),
@@ -169,7 +169,7 @@ class Receipt:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Receipt:
-        """Return the receipt that :meth:`to_dict` described."""
+        """Return the receipt from the result of :meth:`to_dict`."""
         if not isinstance(data, Mapping):
             raise StateError(f"a receipt is an object, received {type(data).__name__}.")
         known = _known(cls, {k: v for k, v in data.items() if k not in _DERIVED}, "receipt")
@@ -182,7 +182,7 @@ class Receipt:
 
     @classmethod
     def load(cls, path: str | Path) -> Receipt:
-        """Read what :meth:`save` wrote."""
+        """Read a file written by :meth:`save`."""
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
@@ -234,7 +234,7 @@ class Receipt:
         return Group(table, *(Text(x, style="dim") for x in small), Text(self.verdict, "bold"))
 
     def _runtimes(self) -> list[str]:
-        """Return what executed the two sides, once if it was the same."""
+        """Return the runtimes of the two sides, once if they are the same."""
         sides = {side.runtime: side for side in (self.before, self.after) if side.runtime}
         if len(sides) < 2:
             return list(sides)
@@ -313,14 +313,14 @@ class Receipt:
 
 
 def take_receipt(before: Figures, after: Figures, **known: Any) -> Receipt:
-    """Return the receipt of two measurements; figures that a file does not provide come from ``known``.
+    """Return the receipt of two measurements; figures that a file does not have come from ``known``.
 
     Parameters
     ----------
     before, after : Figures
-        What :func:`lilliput.torch.measure` returned.
+        Results of :func:`lilliput.torch.measure`.
     **known
-        Fields of :class:`Receipt`, and ``parameters``, ``nonzeros`` or ``macs`` of what came out.
+        Fields of :class:`Receipt`, and ``parameters``, ``nonzeros`` or ``macs`` of the result.
     """
     own = {x.name for x in fields(Receipt)}
     counts = {k: v for k, v in known.items() if k not in own and getattr(after, k) is None}
@@ -329,7 +329,7 @@ def take_receipt(before: Figures, after: Figures, **known: Any) -> Receipt:
 
 
 def _known(cls: type, data: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Return data for a dataclass, or raise an error that names the fault."""
+    """Return data for a dataclass, or raise an error that names the problem."""
     if not isinstance(data, Mapping):
         raise StateError(f"a {what} is an object, received {type(data).__name__}.")
     names = {x.name for x in fields(cls)}

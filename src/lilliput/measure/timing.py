@@ -1,4 +1,4 @@
-"""Count what models and files hold and time their calls, which take turns."""
+"""Count the parameters of models and files and time their calls alternately."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lilliput.measure.latency import readings_of
 from lilliput.measure.receipt import Figures
 
 _WARM_UP = 3
-_SECONDS = 2.0  # the most that timing one model may take, unless a few calls take longer
+_SECONDS = 2.0  # limit for timing one model, unless a few calls take longer
 _FEWEST = 5
 _SINGLE = ", 1 thread"
 
@@ -32,17 +32,17 @@ class Measured(Protocol):
         """Return the name of the framework and its threads."""
 
     def batch(self, model: Any, inputs: Any) -> int:
-        """Return how many examples the inputs hold."""
+        """Return the number of examples in the inputs."""
 
 
 class MeasuredModel(Measured, Protocol):
-    """What the models of a framework can be asked besides; the module ``measure`` has it."""
+    """Further functions for the models of a framework, in its module ``measure``."""
 
     def stored(self, model: Any) -> dict[str, int]:
         """Return parameters, nonzeros and bytes."""
 
     def untouched(self, model: Any) -> Any:
-        """Return what can be run without the model noticing: code may count its calls."""
+        """Return a model that can be run without affecting the original, whose code may count its calls."""
 
     def fresh(self, inputs: Any) -> Any:
         """Return inputs that code may write to."""
@@ -57,7 +57,7 @@ def how_to_measure_model(model: Any) -> MeasuredModel:
 def measure_opened(
     models: Sequence[tuple[Any, Measured]], inputs: Any, names: Sequence[str], runs: int = 50
 ) -> list[Figures]:
-    """Measure models and opened files, each with how it is counted and called."""
+    """Measure models and opened files, each with its counting and calling functions."""
     calls = [how.caller(model, inputs) for model, how in models]
     times = time_calls(calls, runs)
     is_single = all(_SINGLE in how.runtime() for _, how in models)
@@ -85,8 +85,8 @@ def figures_of(
 ) -> Figures:
     """Return counts and timings together.
 
-    ``busy`` are CPU times of the same calls on one thread, which count as a further reading: a machine
-    with other work to do slows all readings by the clock down, but not that one.
+    ``busy`` are CPU times of the same calls on one thread, used as a further reading: on a busy machine,
+    all wall-clock readings are slower, but not that one.
     """
     p50, p95 = (float(x) for x in np.percentile(times, (50, 95))) if times else (None, None)
     readings = readings_of(times)
@@ -96,13 +96,13 @@ def figures_of(
 
 
 def run_evaluation(evaluate: Callable[[Any], float], model: Any) -> float:
-    """Return the metric as a float, or say what the function gave instead."""
+    """Return the metric as a float, or raise with what the function returned instead."""
     value = evaluate(model)
     kind = type(value).__name__
     if str(getattr(value, "dtype", "")).endswith("bool") and not kind.startswith("bool"):
         kind = f"{kind} of bool"
     try:
-        # Python makes numbers of texts and comparisons, which are mistakes of the function's.
+        # Python converts strings and booleans to numbers, which are mistakes of the function.
         if isinstance(value, (str, bytes, bytearray)) or kind.endswith(("bool", "bool_")):
             raise TypeError(kind)
         return float(value.detach() if hasattr(value, "detach") else value)
@@ -120,7 +120,7 @@ def time_calls(
     clock: Callable[[], float] = time.perf_counter,
     fewest: int = _FEWEST,
 ) -> list[list[float]]:
-    """Return milliseconds of each call; the calls take turns.
+    """Return the milliseconds of each call; the calls are timed alternately.
 
     It ends after ``seconds`` per call, but not before the ``fewest`` were made. The clock may be one that
     stands still while other processes run, such as ``time.thread_time``.

@@ -6,7 +6,7 @@ from lilliput.ops.namespace import Tensor, namespace
 
 
 def channel_rows(tensor: Tensor, axis: int = 0, groups: int = 1) -> Tensor:
-    """Return one row per channel, with all that belongs to it.
+    """Return one row per channel, with all of its entries.
 
     Parameters
     ----------
@@ -15,7 +15,7 @@ def channel_rows(tensor: Tensor, axis: int = 0, groups: int = 1) -> Tensor:
     axis : int
         The axis that counts channels.
     groups : int
-        How many blocks of channels lie behind each other along axis 0, while ``axis`` counts those
+        The number of blocks of channels along axis 0, while ``axis`` counts those
         of one block: the groups of a transposed convolution.
 
     Examples

@@ -1,4 +1,4 @@
-"""Erdős–Rényi-Kernel: how many weights each layer keeps, so that small layers stay denser."""
+"""Erdős–Rényi-Kernel: distribute weights over layers so that small layers stay denser."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 def erk_counts(shapes: Sequence[Sequence[int]], kept: int) -> list[int]:
     """Split ``kept`` weights over layers, with densities in proportion to ``sum(shape) / prod(shape)``.
 
-    Evci et al. (2020), appendix: a layer that would have a density above 1 is dense, and the others
+    Evci et al. (2020), appendix: a layer with a density above 1 becomes dense, and the others
     share the rest. The counts add up to ``kept`` exactly.
 
     Parameters
@@ -17,7 +17,7 @@ def erk_counts(shapes: Sequence[Sequence[int]], kept: int) -> list[int]:
     shapes : sequence of sequence of int
         The shape of each layer's weight: inputs, outputs and the sides of its kernel, in any order.
     kept : int
-        How many weights to keep in all, from 0 to as many as there are.
+        The total number of weights to keep, from 0 to the number of weights.
 
     Examples
     --------

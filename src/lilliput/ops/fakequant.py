@@ -1,4 +1,4 @@
-"""Quantize and dequantize in one go, as the plain formulas; backends may offer a faster equal."""
+"""Fake quantization with plain formulas; backends may provide a faster equivalent."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from lilliput.ops.qparams import Grid, QParams, fit
 
 
 def integer_range(bits: int) -> tuple[int, int]:
-    """Return the range of signed integers of ``bits`` bits, two or more, that is symmetric around zero.
+    """Return the symmetric range of signed integers of ``bits`` bits, two or more.
 
     So a symmetric scale wastes nothing.
 
@@ -26,7 +26,7 @@ def quantize_symmetric(tensor: Tensor, bits: int) -> Tensor:
     """Round a tensor to ``2**bits - 1`` levels around zero, scaled by its largest magnitude.
 
     ``scale = max|x| / (2**(bits-1) - 1)`` and ``q(x) = scale * clip(round(x / scale))``; zero stays
-    exactly zero, and an all-zero tensor comes back as it is.
+    exactly zero, and an all-zero tensor is returned unchanged.
 
     Examples
     --------
@@ -44,8 +44,8 @@ def quantize_symmetric(tensor: Tensor, bits: int) -> Tensor:
 def fake_quantize(tensor: Tensor, qparams: QParams, covers: bool = False) -> Tensor:
     """Round a tensor to a grid, and return the numbers that the integers represent.
 
-    The gradient passes where the tensor is inside the range of the grid. ``covers`` says that this is
-    so everywhere, which is faster.
+    The gradient passes where the tensor is inside the range of the grid. ``covers`` declares that it is
+    inside everywhere, which is faster.
 
     Examples
     --------
@@ -67,7 +67,7 @@ def fake_quantize(tensor: Tensor, qparams: QParams, covers: bool = False) -> Ten
 
 
 def ranges(tensor: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-    """Return the smallest and largest value of all that share a scale on a grid."""
+    """Return the smallest and largest value of the entries that share a scale on a grid."""
     xp = namespace(tensor)
     tensor = xp.widen(tensor)
     if grid.group_size is None:
@@ -78,7 +78,7 @@ def ranges(tensor: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
 
 
 def _groups(tensor: Tensor, grid: Grid) -> Tensor:
-    """Return a tensor with the groups of its axis as an axis of their own; the last is filled up."""
+    """Return a tensor with the groups of its axis as a separate axis; the last group is padded."""
     xp, size = namespace(tensor), grid.group_size or 1
     shape = list(xp.shape(tensor))
     axis = (grid.axis or 0) % len(shape)
@@ -126,7 +126,7 @@ def covering(tensor: Tensor, grid: Grid) -> QParams:
 
 
 def mean_magnitude(tensor: Tensor, grid: Grid) -> Tensor:
-    """Return the mean absolute value of all that share a scale on a grid."""
+    """Return the mean absolute value of the entries that share a scale on a grid."""
     xp = namespace(tensor)
     sizes = xp.abs(xp.widen(tensor))
     if grid.axis is None:

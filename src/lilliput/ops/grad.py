@@ -1,4 +1,4 @@
-"""The gradient of a quantizer, as a researcher writes it."""
+"""The gradient of a quantizer, as defined by a researcher."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from lilliput.errors import AlgorithmError
 
 
 class QuantGrad:
-    """What the gradient does at a quantizer; the default lets it pass straight through.
+    """The gradient of a quantizer; by default straight through.
 
     Subclass it, override :meth:`quant_backward`, and set ``self.quant_grad`` of a quantizer to the
     subclass. A quantizer with ``quant_grad = None`` is differentiated through its own code instead.
@@ -31,9 +31,9 @@ class QuantGrad:
         Parameters
         ----------
         tensor : tensor
-            What went into the quantizer.
+            The input of the quantizer.
         grad_output : tensor
-            Gradient of what came out; a copy, it may be edited in place.
+            Gradient of its output; a copy that may be edited in place.
         quant_type : QuantType
             Whether this is a layer's weight, input or output.
         """
@@ -41,7 +41,7 @@ class QuantGrad:
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
-        """Stand in for the class where old code writes ``self.quant_grad = MyGrad.apply``."""
+        """Placeholder for old code that writes ``self.quant_grad = MyGrad.apply``."""
         raise AlgorithmError(
             f"{cls.__name__}.apply is called by the engine only; set "
             f"'self.quant_grad = {cls.__name__}' in your quantizer."
@@ -49,7 +49,7 @@ class QuantGrad:
 
 
 def gradient_rule(value: Any) -> type[QuantGrad] | None:
-    """Return the QuantGrad class behind what an author assigned to ``quant_grad``."""
+    """Return the QuantGrad class behind the value that an author assigned to ``quant_grad``."""
     value = getattr(value, "__self__", value)
     if value is None or (isinstance(value, type) and issubclass(value, QuantGrad)):
         return value

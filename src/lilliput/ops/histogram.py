@@ -1,4 +1,4 @@
-"""Histograms of activations, and which range of them a grid should cover."""
+"""Histograms of activations, and the range of them that a grid should cover."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 BINS = 2048
 _CANDIDATES = 100
-# Entries of one tensor that are counted; of larger ones a sample.
+# Number of counted entries of one tensor; larger tensors are sampled.
 _SAMPLED = 1 << 19
 
 
 class Histogram:
-    """Counts in equal bins; the range grows with what comes.
+    """Counts in equal bins; the range grows with the data.
 
     Examples
     --------
@@ -37,31 +37,31 @@ class Histogram:
         self.counts: NDArray[np.float64] = np.zeros(bins)
 
     def add(self, tensor: Tensor) -> None:
-        """Count the entries of a tensor, of a large one a sample; the ends are those of all entries."""
+        """Count the entries of a tensor, sampled if it is large; the range is that of all entries."""
         xp = namespace(tensor)
         low, high = (float(x) for x in xp.range_of(tensor, None))
         if not (np.isfinite(low) and np.isfinite(high)):
-            self.low, self.high = low, high  # the observer will see it
+            self.low, self.high = low, high  # the observer will notice
             return
         self.widen(min(low, self.low), max(high, self.high))
         if self.high > self.low:
             size = xp.size(tensor)
             found = xp.histogram(tensor, self.counts.size, self.low, self.high, _stride(size))
             self.counts += found * (size / max(found.sum(), 1))
-        else:  # nothing but zeros so far: they are in the first bin, where the range will begin
+        else:  # only zeros so far: they are in the first bin, at the start of the range
             self.counts[0] += xp.size(tensor)
 
     def widen(self, low: float, high: float) -> None:
-        """Let the range include ``low`` and ``high``; what was counted moves to the nearest bins."""
+        """Extend the range to ``low`` and ``high``; counts are moved to the nearest bins."""
         if low >= self.low and high <= self.high:
             return
-        if self.high > self.low:  # room to grow, so that it is not done in every batch
+        if self.high > self.low:  # with a margin, so that this is not needed in every batch
             low = min(low, self.low) if low >= self.low else low * 1.25
             high = max(high, self.high) if high <= self.high else high * 1.25
         self._move(low, high)
 
     def _move(self, low: float, high: float) -> None:
-        """Put what was counted into the nearest bins of another range."""
+        """Move the counts to the nearest bins of another range."""
         if (low, high) == (self.low, self.high):
             return
         before, centers = self.counts, self.centers
@@ -97,7 +97,7 @@ class Histogram:
 
 
 def percentile_range(histogram: Histogram, percentile: float) -> tuple[float, float]:
-    """Return the range that leaves out the same small share of values on each side."""
+    """Return the range that excludes the same small share of values on each side."""
     total = histogram.counts.sum()
     share = (1 - percentile / 100) * total
     cumulated = np.cumsum(histogram.counts)
@@ -119,7 +119,7 @@ def mse_range(histogram: Histogram, grid: Grid) -> tuple[float, float]:
         ends = shares * max(-low, high)
         best = float(ends[_best(histogram, -ends, ends, grid)])
         return -best, best
-    # Both ends together first: with outliers on both sides, moving one alone gains nothing.
+    # Both ends together first: with outliers on both sides, moving one end alone has no gain.
     lows, highs = shares * low, shares * high
     first = _best(histogram, lows, highs, grid)
     low, high = float(lows[first]), float(highs[first])
@@ -162,8 +162,8 @@ def _best(
 ) -> int:
     """Return which of several ranges has the smallest error, the first of equal ones.
 
-    A grid of few levels is estimated by sums over whole cells first, which reads some hundred numbers
-    per range instead of every bin; only ranges that come within reach of the best are computed in full.
+    For grids with few levels, errors are first estimated by sums over whole cells, which reads some hundred
+    numbers per range instead of every bin; only ranges close to the best are computed in full.
     """
     near = np.arange(lows.size)
     if 4 * (grid.high - grid.low) <= histogram.counts.size:
@@ -175,11 +175,11 @@ def _best(
 def _estimate_errors(
     histogram: Histogram, lows: NDArray[np.float64], highs: NDArray[np.float64], grid: Grid
 ) -> tuple[NDArray[np.float64], float]:
-    """Return the squared errors of several ranges up to roundings of floats, and how large these are.
+    """Return the squared errors of several ranges up to floating-point rounding, and a bound of that.
 
     With ``q`` the largest number of a grid and ``e`` the edges between its cells, the sum of
     ``c * (v - round(v))**2`` is that of ``c * (v - q)**2`` plus ``2 * scale`` times the sum over all edges
-    of ``c * (v - e)`` below the edge, so that two running sums of the histogram are all it takes.
+    of ``c * (v - e)`` below the edge, so that two running sums of the histogram suffice.
     """
     values, counts = histogram.centers, histogram.counts
     scales, zeros = (x[:, None] for x in _fit(lows, highs, grid))
@@ -196,14 +196,14 @@ def _estimate_errors(
 def entropy_range(histogram: Histogram, grid: Grid) -> tuple[float, float]:
     """Return the range for which the quantized distribution is closest to the real one.
 
-    Candidates are cut at a magnitude; the Kullback-Leibler divergence is between the magnitudes,
-    with all that is cut off in the last bin, and the same after merging them to the grid's levels.
+    Candidates are clipped at a magnitude; the Kullback-Leibler divergence is between the magnitudes,
+    with everything clipped in the last bin, and the same after merging them to the grid's levels.
     """
     largest = max(-histogram.low, histogram.high)
     if largest <= 0:
         return histogram.low, histogram.high
     two_sided = histogram.low < 0 < histogram.high
-    # How many levels the longer side gets: half of them if the grid is symmetric.
+    # The number of levels of the longer side: half of them if the grid is symmetric.
     share = 0.5 if grid.is_symmetric else largest / (histogram.high - histogram.low)
     levels = max(int((grid.high - grid.low + 1) * share), 2)
     magnitudes = np.abs(histogram.centers)
@@ -235,8 +235,8 @@ def _divergence(counts: NDArray[np.float64], cut: int, levels: int) -> float:
 def _stride(size: int) -> int:
     """Return how many entries of a large tensor one counted entry represents.
 
-    It has no factor in common with the size, and so none with any axis: all channels and columns have
-    their turn.
+    It has no factor in common with the size, and so none with any axis: all channels and columns are
+    sampled.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Truncated singular value decompositions, in NumPy: which rank, and the two factors."""
+"""Truncated singular value decompositions, in NumPy: the rank, and the two factors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Decomposition:
 
     @property
     def full(self) -> int:
-        """The largest rank there is."""
+        """The largest possible rank."""
         return int(min(self.matrix.shape))
 
     def energy(self, rank: int) -> float:
@@ -52,19 +52,19 @@ class Decomposition:
     def rank_of_energy(self, share: float) -> int:
         """Return the smallest rank that keeps a share of the squared entries, at least 1."""
         squares = np.cumsum(np.square(self.values))
-        # A share that is met up to rounding is met.
+        # A share that is met up to rounding counts as met.
         short = squares < share * squares[-1] * (1 - 1e-12)
         return int(min(int(short.sum()) + 1, self.full))
 
     def rank_of_parameters(self, share: float) -> int:
-        """Return the largest rank whose factors have at most a share of the entries, 0 if none."""
+        """Return the largest rank whose factors have at most a share of the entries, 0 if there is none."""
         outputs, inputs = self.matrix.shape
         return int(min(int(share * outputs * inputs + 1e-9) // (outputs + inputs), self.full))
 
     def factors(self, rank: int) -> tuple[Array, Array]:
-        """Return (outputs, rank) and (rank, inputs), whose product is the best of that rank.
+        """Return (outputs, rank) and (rank, inputs), whose product is the best approximation of that rank.
 
-        The root of each value goes to either side, so that both train at the same pace.
+        Each value is split into its square roots, so that both factors train at the same pace.
         """
         left, values, right = self.parts
         roots = np.sqrt(values[:rank])

@@ -8,7 +8,7 @@ from lilliput.ops.namespace import Tensor, namespace
 
 
 def prune_count(size: int, sparsity: float) -> int:
-    """Return how many of ``size`` entries a sparsity asks to remove: the nearest whole number.
+    """Return how many of ``size`` entries to remove for a sparsity, rounded to the nearest integer.
 
     Examples
     --------
@@ -21,13 +21,13 @@ def prune_count(size: int, sparsity: float) -> int:
 def prune_smallest(score: Tensor, count: int) -> Tensor:
     """Return a mask of ones with exactly ``count`` zeros, at the smallest scores.
 
-    Where several entries share the score at the border, those that come first are kept, so the
-    result depends on nothing but the scores.
+    If several entries share the score at the border, the first ones are kept, so the
+    result depends only on the scores.
 
     Parameters
     ----------
     score : tensor
-        Importance of each entry; larger is kept. Must hold no NaN.
+        Importance of each entry; larger is kept. Must not contain NaN.
     count : int
         Number of zeros, from 0 to the size of ``score``.
 
@@ -59,9 +59,9 @@ def share_count(scores: Sequence[Tensor], count: int, caps: Sequence[int]) -> li
     scores : sequence of tensor
         One per layer.
     count : int
-        How many entries to remove in all.
+        The total number of entries to remove.
     caps : sequence of int
-        The most that may be removed from each layer; what a full layer cannot take goes to others.
+        The most that may be removed from each layer; the rest is removed from the others.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""The small tensor vocabulary on which all numerics are written, chosen by the type of the tensor.
+"""The small set of tensor functions used by all numerics, chosen by the type of the tensor.
 
 Each backend has an ``ops`` module with the same names; :func:`namespace` returns the one that fits::
 
@@ -81,7 +81,7 @@ NAMES = (
 
 def namespace(tensor: Tensor) -> Any:
     """Return the backend's ``ops`` module for this tensor."""
-    # Plain enough for torch.compile to trace: quantizers call this in forward.
+    # Simple enough for torch.compile to trace: quantizers call this in the forward pass.
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tensor, torch.Tensor):
         return sys.modules.get("lilliput.frameworks.torch.ops") or _torch_ops()

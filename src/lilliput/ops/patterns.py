@@ -1,4 +1,4 @@
-"""Masks that hardware can use: N of every M weights, and whole blocks."""
+"""Hardware-friendly masks: N of every M weights, and whole blocks."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def keep_n_of_m(score: Tensor, n: int, m: int, axis: int) -> Tensor:
     Parameters
     ----------
     score : tensor
-        Importance of each entry; larger is kept, and of equals the one that comes first. Must hold
-        no NaN.
+        Importance of each entry; larger is kept, and among equal scores the first. Must not contain
+        NaN.
     n, m : int
         How many to keep, from 0 to ``m``, and the length of a group, at least 1.
     axis : int
-        Along which axis the groups lie; ``m`` must divide its length.
+        Axis of the groups; ``m`` must divide its length.
 
     Examples
     --------
@@ -46,7 +46,7 @@ def keep_n_of_m(score: Tensor, n: int, m: int, axis: int) -> Tensor:
     for j, lane in enumerate(lanes):
         ahead = xp.zeros_like(lane)
         for other in lanes[:j]:
-            ahead = ahead + xp.to_float(other >= lane, like=score)  # of equals, the first
+            ahead = ahead + xp.to_float(other >= lane, like=score)  # among equal scores, the first
         for other in lanes[j + 1 :]:
             ahead = ahead + xp.to_float(other > lane, like=score)
         kept.append(xp.to_float(ahead < n, like=score))
@@ -56,7 +56,7 @@ def keep_n_of_m(score: Tensor, n: int, m: int, axis: int) -> Tensor:
 def block_scores(score: Tensor, block: Sequence[int]) -> Tensor:
     """Return the sum of the scores in each 2-D block of the first two axes.
 
-    Axes that follow, those of a kernel, are summed in.
+    Further axes, those of a kernel, are summed over.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Integer grids: which numbers a quantized tensor may hold, and how real numbers land on them.
+"""Integer grids: the numbers that a quantized tensor may have, and how real numbers are mapped to them.
 
 ``q = clip(round(x / scale) + zero_point, low, high)`` and back ``x = (q - zero_point) * scale``; zero is
 always on the grid.
@@ -22,15 +22,15 @@ class Grid:
     is_signed : bool
         Whether the integers are around zero (int8) or from zero on (uint8).
     is_symmetric : bool
-        Whether the zero point is fixed, at zero or in the middle, and not fitted to the values.
+        Whether the zero point is fixed, at zero or in the middle, instead of fitted to the values.
     is_narrow : bool
-        Whether the lowest integer is left out, so that both sides are equally long: -127 to 127.
+        Whether the lowest integer is not used, so that both sides are equally long: -127 to 127.
     axis : int, optional
-        The axis whose entries each have a scale, or that is cut into groups; None: one scale for all.
+        The axis with one scale per entry, or that is divided into groups; None: one scale for all.
     group_size : int, optional
         How many consecutive entries along ``axis`` share a scale; the last group may be shorter.
     is_dynamic : bool
-        Whether the scale is that of each tensor as it comes: no scale is known beforehand.
+        Whether the scale is computed for each tensor: no scale is known beforehand.
 
     Examples
     --------
@@ -61,7 +61,7 @@ class Grid:
 
     @property
     def fixed_zero_point(self) -> int:
-        """Where zero lies if the grid is symmetric."""
+        """The zero point of a symmetric grid."""
         return 0 if self.is_signed else 2 ** (self.bits - 1)
 
     @property
@@ -71,7 +71,7 @@ class Grid:
 
     @property
     def granularity(self) -> str:
-        """Which entries share a scale, in the words of a config list."""
+        """Which entries share a scale, in the terms of a config list."""
         if self.axis is None:
             return "per_tensor"
         return "per_channel" if self.group_size is None else "per_group"
@@ -79,21 +79,21 @@ class Grid:
 
 @dataclass(frozen=True)
 class QParams:
-    """A grid together with its scales.
+    """A grid with its scales.
 
     Parameters
     ----------
     scale, zero_point : tensor
-        Of no dimension with one scale for all, of one with a scale per channel; with groups, of the
-        tensor's own shape but the number of groups along the axis. Zero points are whole numbers. Of a
-        dynamic grid they are 1 and 0, and mean nothing.
+        Zero-dimensional with one scale for all, one-dimensional with a scale per channel; with groups, of the
+        tensor's own shape except for the number of groups along the axis. Zero points are integers. For a
+        dynamic grid they are 1 and 0, without meaning.
     grid : Grid
         The integers.
     is_result : bool
-        How an activation gets there: False, it is rounded to the grid and nothing else; True, the
-        algorithm's own code makes numbers that lie on the grid (``sign(x)``).
+        How an activation gets on the grid: False, it is only rounded; True, the
+        algorithm's own code produces numbers on the grid (``sign(x)``).
     groups : Groups, optional
-        Of a weight that is held in fewer bits than it is multiplied in: those.
+        For a weight that is stored in fewer bits than it is multiplied in: its stored form.
     """
 
     scale: Tensor
@@ -103,7 +103,7 @@ class QParams:
     groups: Groups | None = None
 
     def spread(self, values: Tensor, like: Tensor) -> Tensor:
-        """Return scales or zero points in a shape that multiplies with ``like``."""
+        """Return scales or zero points in a shape that broadcasts with ``like``."""
         return spread(values, namespace(like).shape(like), self.grid)
 
     def to_integers(self, tensor: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ class Groups:
 
 
 def spread(values: Tensor, shape: tuple[int, ...], grid: Grid) -> Tensor:
-    """Return one value per tensor, channel or group in a shape that multiplies with ``shape``.
+    """Return one value per tensor, channel or group in a shape that broadcasts with ``shape``.
 
     Examples
     --------
@@ -156,7 +156,7 @@ def spread(values: Tensor, shape: tuple[int, ...], grid: Grid) -> Tensor:
 def fit(low: Tensor, high: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
     """Return scales and zero points with which a grid covers the ranges from ``low`` to ``high``.
 
-    The range is widened to include zero, and the zero point is a whole number, so that zero is exact.
+    The range is widened to include zero, and the zero point is an integer, so that zero is exact.
 
     Examples
     --------

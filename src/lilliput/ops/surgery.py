@@ -1,7 +1,7 @@
-"""Which weights of a layer to keep, and what they become: least squares under a mask, in NumPy.
+"""Choose which weights of a layer to keep, and refit them: least squares under a mask, in NumPy.
 
-A layer that reads ``X`` and should return ``Y`` is the problem ``min ‖X W - Y‖²`` with few entries of ``W``
-not zero. Only ``H = XᵀX`` and ``B = XᵀY`` are needed, one pair for each group of a convolution.
+For a layer with inputs ``X`` and target outputs ``Y``, the problem is ``min ‖X W - Y‖²`` with few nonzero
+entries of ``W``. Only ``H = XᵀX`` and ``B = XᵀY`` are needed, one pair for each group of a convolution.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
-_FIRST = 0.1  # of the mean energy of the inputs: the price of disagreeing at the start
+_FIRST = 0.1  # of the mean energy of the inputs: initial penalty of disagreement
 _STEPS, _LEAST, _EVERY = 300, 12, 3
 
 
@@ -23,8 +23,8 @@ def find_support(
 ) -> Flags:
     """Return which weights to keep, by alternating between the fit and the pattern (ADMM).
 
-    One variable fits freely, the other has the zeros; the price of their disagreement grows until the
-    zeros no longer move. All weights are looked at together in each step, where removing them one by one
+    One variable fits freely, the other has the zeros; the penalty on their difference grows until the
+    zeros no longer change. All weights are updated together in each step, whereas removing them one by one
     would take as many steps as there are weights. Meng et al., "ALPS", 2024.
 
     Parameters
@@ -32,11 +32,11 @@ def find_support(
     hessian : array (groups, inputs, inputs)
         Products of the inputs, positive definite.
     products : array (groups, inputs, outputs)
-        Products of the inputs and what is wanted.
+        Products of the inputs and the target outputs.
     start : array (groups, inputs, outputs)
         The weights without zeros.
     choose : callable
-        Returns, for the gain of each weight, which are kept.
+        Returns which weights are kept, given the gain of each.
 
     Examples
     --------
@@ -70,7 +70,7 @@ def find_support(
 
 
 def fit_support(hessian: Array, products: Array, mask: Flags) -> Array:
-    """Return the weights that fit best among those that are kept; the others are zero.
+    """Return the least-squares values of the kept weights; the others are zero.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Criteria that look at what comes out of a layer."""
+"""Criteria that score channels by the activations of their layer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HIDDEN_TYPES = frozenset({"MultiheadAttention", "RNNBase", "RNNCellBase"})
 
 
 class ActivationMasker(CollectingMasker):
-    """Score channels by what comes out of their layer, after its ``activation``."""
+    """Score channels by the outputs of their layer, after its ``activation``."""
 
     def __init__(
         self, model: Any, pruner: Any, training_batches: int = 20, activation: str = "relu"
@@ -33,22 +33,22 @@ class ActivationMasker(CollectingMasker):
         self._collector: int | None = None
 
     def measure(self, activations: Tensor) -> Tensor:
-        """Return what is averaged, for activations with one row per channel."""
+        """Return the quantity to average, for activations with one row per channel."""
         raise NotImplementedError(f"{type(self).__name__} must override measure().")
 
     @classmethod
     def obstacle(cls, layer: LayerInfo) -> str:
-        """Return why the activations of a layer's channels cannot be seen."""
+        """Return why the activations of a layer's channels cannot be observed."""
         is_hidden = layer.is_bypassed or not layer.types.isdisjoint(_HIDDEN_TYPES)
         return "they are not visible in the output of a module" if is_hidden else ""
 
     def start(self) -> None:
-        """Begin to watch the outputs of the layers."""
+        """Start observing the outputs of the layers."""
         if self._collector is None:
             self._collector = self.pruner.add_activation_collector(self._collect)
 
     def stop(self) -> None:
-        """Stop watching."""
+        """Stop observing."""
         if self._collector is not None:
             self.pruner.remove_activation_collector(self._collector)
             self._collector = None
@@ -63,7 +63,7 @@ class ActivationMasker(CollectingMasker):
         rows = channel_rows(xp.widen(xp.detach(output)), layer.channel_axis)
         if xp.shape(rows)[0] != layer.out_channels:
             if len(layer.owners) > 1:
-                return  # a tied output layer reads the channels that the embedding makes
+                return  # a tied output layer reads the channels that the embedding produces
             raise AlgorithmError(
                 f"layer {wrapper.name!r} has {layer.out_channels} channels, which its output of shape "
                 f"{tuple(xp.shape(output))} does not have; exclude it."
@@ -76,15 +76,15 @@ class ActivationMasker(CollectingMasker):
 
 
 class ActivationPruner(CollectingPruner):
-    """The base of pruners whose criterion looks at activations.
+    """Base class of pruners with a criterion on activations.
 
     Parameters
     ----------
     model, config_list, optimizer, example_inputs, training_batches, groups
         See :class:`~lilliput.pruning.collecting.CollectingPruner`.
     activation : str
-        The function that follows the layers: ``'relu'`` (default), ``'gelu'`` or ``'relu6'``. A layer
-        that has one itself (``Dense(8, "relu")`` of Keras) is taken as it is.
+        The function that follows the layers: ``'relu'`` (default), ``'gelu'`` or ``'relu6'``. It is not
+        applied to the output of a layer with an activation of its own (``Dense(8, "relu")`` in Keras).
     """
 
     @passes_on(CollectingArguments, to=CollectingPruner)

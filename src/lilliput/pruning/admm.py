@@ -1,14 +1,14 @@
-"""ADMMPruner: let training pull the weights towards a sparse copy of themselves, then prune.
+"""ADMMPruner: pull the weights towards a sparse copy of themselves during training, then prune.
 
 Zhang et al., "A systematic DNN weight pruning framework using alternating direction method of multipliers",
-2018. While the model trains, each selected weight ``W`` is pulled to a target ``Z`` that has the zeros asked
-for; after some epochs the target moves, and ``U`` remembers how far apart they were::
+2018. While the model trains, each selected weight ``W`` is pulled to a target ``Z`` with the requested
+sparsity; after some epochs the target is updated, and ``U`` accumulates the difference between them::
 
     loss' = loss + rho / 2 * sum (W - Z + U) ** 2
     Z = (W + U) with the smallest entries zero          U = U + W - Z
 
-In the end the smallest weights, which have become small by then, are masked, and training may go on. The
-penalty acts by its gradient, added before each optimizer step: the training loop stays as it is.
+Finally the smallest weights, which are close to zero by then, are masked, and training may continue. The
+penalty is applied as a gradient, added before each optimizer step: the training loop does not change.
 
 >>> import torch
 >>> model = torch.nn.Linear(10, 10)
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class ADMMRule(SparsityRule):
-    """How much to remove, and how hard to pull."""
+    """How much to remove, and the weight of the penalty."""
 
     rho: float = Field(1e-2, gt=0, allow_inf_nan=False, description="Weight of the penalty.")
 
@@ -56,25 +56,25 @@ class ADMMRule(SparsityRule):
 class ADMMPruner(NamedCriterionPruner, OneShotPruner):
     """Train with a penalty that pulls weights towards sparsity, then prune.
 
-    Call ``update_epoch(epoch)`` at the start of each epoch, counting from 0; the masks come at epoch
+    Call ``update_epoch(epoch)`` at the start of each epoch, counting from 0; masks are computed at epoch
     ``iterations * epochs_per_iteration``, and fine-tuning follows.
 
     Parameters
     ----------
     model, config_list, optimizer
-        See :class:`~lilliput.core.compressor.Compressor`; the penalty acts through the optimizer. Rules hold
+        See :class:`~lilliput.core.compressor.Compressor`; the penalty needs the optimizer. Rules take
         ``sparsity``, optionally with ``granularity``, and ``rho``, the weight of the penalty (0.01). With
-        plain SGD it should be such that ``rho`` times learning rate times steps of an iteration is about
-        1: less hardly moves anything.
+        plain SGD, choose ``rho`` so that its product with the learning rate and the steps per iteration
+        is about 1: less has hardly any effect.
     pruning_algorithm : str
-        The one-shot pruner whose criterion says which weights or channels are smallest: one that looks at
-        weights alone, such as ``"level"`` or ``"l1"``.
+        The one-shot pruner whose criterion ranks weights or channels: one that uses only weights, such
+        as ``"level"`` or ``"l1"``.
     example_inputs, groups, pruning_params : optional
         See :class:`~lilliput.pruning.named.NamedCriterionPruner`.
     iterations : int
-        How many times the target moves; 0 prunes at ``compress()``.
+        How many times the target is updated; 0 prunes at ``compress()``.
     epochs_per_iteration : int
-        Epochs between two of its moves.
+        Epochs between two updates of the target.
     """
 
     paper = "Zhang et al. 2018, A systematic DNN weight pruning framework using ADMM"
@@ -84,7 +84,7 @@ class ADMMPruner(NamedCriterionPruner, OneShotPruner):
     needs_optimizer = True
     tracked = ("now_epoch", "moves")
     now_epoch: int = 0
-    moves: int = 0  # of the target so far
+    moves: int = 0  # updates of the target so far
 
     @passes_on(NamedCriterionArguments, to=NamedCriterionPruner)
     def __init__(
@@ -101,7 +101,7 @@ class ADMMPruner(NamedCriterionPruner, OneShotPruner):
         self.set_wrappers_attribute("has_target", False)
 
     def masker_of(self, algorithm: str | type) -> type[WeightMasker]:
-        """Return the criterion of a one-shot pruner, if it looks at nothing but weights."""
+        """Return the criterion of a one-shot pruner, if it uses only weights."""
         masker = super().masker_of(algorithm)
         is_plain = issubclass(masker, ScoreMasker) and masker.only_watches
         if not (is_plain or getattr(masker, "reads_weights", False)):
@@ -117,11 +117,11 @@ class ADMMPruner(NamedCriterionPruner, OneShotPruner):
         return self.now_epoch >= self.iterations * self.epochs_per_iteration
 
     def targets(self) -> Targets:
-        """Return the layers that have no mask yet, none under the penalty."""
+        """Return the layers without a mask; none during the penalty epochs."""
         return super().targets() if self.is_over else []
 
     def update_epoch(self, epoch: int) -> None:
-        """Follow the training; the target moves after each iteration, and masks come in the end."""
+        """Follow the training: update the target after each iteration, and compute masks at the end."""
         self.now_epoch = checked_epoch(epoch)
         self._check_optimizer()
         if self.is_wrapped and not self.is_over and self._penalized():
@@ -145,7 +145,7 @@ class ADMMPruner(NamedCriterionPruner, OneShotPruner):
         return [w for w in self.get_modules_wrapper() if hasattr(w, "dual") and not w.if_calculated]
 
     def _move_targets(self, is_first: bool = False) -> None:
-        """Set the target of each layer to the weight that is nearest with the zeros asked for."""
+        """Set the target of each layer to the nearest weight with the requested sparsity."""
         wrappers = self._penalized()
         with self._backend.no_grad():
             sums = {w: _copied(w.weight) + w.dual for w in wrappers}
@@ -160,7 +160,7 @@ class ADMMPruner(NamedCriterionPruner, OneShotPruner):
                     wrapper.set_attribute("dual", total - kept)
 
     def _masks_for(self, values: Mapping[Any, Any]) -> dict[Any, Any]:
-        """Return the masks that the criterion would give to other values of the weights."""
+        """Return the masks that the criterion would compute for other values of the weights."""
         before = {wrapper: _copied(wrapper.weight) for wrapper in values}
         try:
             for wrapper, value in values.items():

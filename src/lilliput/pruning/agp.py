@@ -1,13 +1,13 @@
 """AGPPruner: automated gradual pruning.
 
 Zhu & Gupta, "To prune, or not to prune: exploring the efficacy of pruning for model compression",
-2017. Sparsity grows on a cubic curve, fast while weights are plenty and slowly towards the end::
+2017. Sparsity grows on a cubic curve, fast at first and slowly towards the end::
 
     s_t = s_f + (s_i - s_f) * (1 - (t - t_0) / (n * dt)) ** 3
 
 and the smallest weights are masked at each update. Here t counts epochs.
 
-With ``soft=True`` weights are not cut off but shrunk, and what is pruned may come back: see
+With ``soft=True`` weights are shrunk instead of masked, and pruned weights may become nonzero again: see
 :mod:`lilliput.pruning.soft`.
 
 >>> import torch
@@ -34,9 +34,9 @@ from lilliput.registry import register_pruner
 class AGPPruner(SoftScheduledPruner):
     """Prune gradually, on a cubic schedule.
 
-    Call ``update_epoch(epoch)`` at the start of each epoch, counting from 0. Weights once pruned stay
-    pruned, and ``final_sparsity`` is met exactly. With ``soft=True`` they may come back until the last
-    epochs.
+    Call ``update_epoch(epoch)`` at the start of each epoch, counting from 0. Pruned weights stay
+    pruned, and ``final_sparsity`` is met exactly. With ``soft=True`` pruned weights may become nonzero
+    again until the last epochs.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 """ActivationAPoZRankPruner: remove the channels that are zero most of the time.
 
 Hu et al., "Network trimming: a data-driven neuron pruning approach towards efficient deep
-architectures", 2016. APoZ is a channel's average percentage of zeros after the activation; its score
-is the share of what is not zero::
+architectures", 2016. APoZ is a channel's average percentage of zeros after the activation; the score
+is the share of nonzero activations::
 
     s_i = 1 - APoZ_i = mean over batch and positions of [f(x_i) != 0]
 
@@ -25,10 +25,10 @@ from lilliput.registry import register_pruner
 
 
 class APoZMasker(ActivationMasker):
-    """Score channels by how often they are not zero."""
+    """Score channels by how often they are nonzero."""
 
     def measure(self, activations: Tensor) -> Tensor:
-        """Return 1 where an activation is not zero."""
+        """Return 1 where an activation is nonzero."""
         return namespace(activations).to_float(activations != 0, like=activations)
 
 

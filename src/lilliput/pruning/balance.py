@@ -1,7 +1,7 @@
-"""``LevelPruner(mode="balance")``: every block of a weight loses equally many of its smallest entries.
+"""``LevelPruner(mode="balance")``: remove the same number of smallest entries from every block of a weight.
 
-Yao et al., "Balanced sparsity for efficient DNN inference on GPU", 2019: where each block keeps the same
-number of weights, processors that share the blocks have the same to do.
+Yao et al., "Balanced sparsity for efficient DNN inference on GPU", 2019: if each block keeps the same
+number of weights, processors that share the blocks have equal work.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from lilliput.pruning.level import LevelMasker
 
 
 def prune_blocks(score: NDArray[np.float64], block: Sequence[int], sparsity: float) -> Any:
-    """Return the mask that removes the same share of each block; of equals, the first are kept.
+    """Return the mask that removes the same share of each block; among equal scores, the first are kept.
 
     Parameters
     ----------
     score : array
         Importance of each entry; larger is kept.
     block : sequence of int
-        Sizes of a block along all axes; they must divide these.
+        Size of a block along each axis; it must divide the size of the axis.
     sparsity : float
-        Share of each block to remove, rounded to the nearest whole number.
+        Share of each block to remove; the count is rounded to the nearest integer.
 
     Examples
     --------
@@ -50,12 +50,12 @@ def prune_blocks(score: NDArray[np.float64], block: Sequence[int], sparsity: flo
 
 
 def balanced(balance_gran: Any) -> type[BalancedMasker]:
-    """Return a criterion that prunes each block of a size by itself.
+    """Return a criterion that prunes each block separately.
 
     Parameters
     ----------
     balance_gran : list of int
-        Sizes of a block along the last dimensions of the weight; along others it has size 1.
+        Size of a block along the last dimensions of the weight; 1 along the others.
     """
     sizes = list(balance_gran) if isinstance(balance_gran, (list, tuple)) else []
     if not sizes or not all(type(x) is int and x > 0 for x in sizes):
@@ -88,7 +88,7 @@ class BalancedMasker(LevelMasker):
 
     @classmethod
     def find_problems(cls, selection: Selection) -> list[Problem]:
-        """Return the rules that ask for one sparsity of all layers together."""
+        """Return a problem for each rule that has one sparsity for all layers together."""
         places = [d.rule for d in selection.decisions if "total_sparsity" in d.layer.config]
         return [
             Problem(
@@ -100,7 +100,7 @@ class BalancedMasker(LevelMasker):
 
 
 def right_aligned(name: str, shape: Sequence[int], block: Sequence[int]) -> list[int]:
-    """Return the sizes of a block along every dimension of a weight, from those of the last ones.
+    """Return the block size along every dimension of a weight, given that of the last dimensions.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""From the scores of layers to the masks of all parameters that share their channels."""
+"""From the scores of layers to masks of all parameters that share their channels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BUDGETS = {"max_macs": "count_macs", "max_params": "count_parameters"}
 
 
 def lay_out(pruner: Any, selection: Selection, obstacle: Callable[[LayerInfo], str]) -> Layout:
-    """Return which groups the selected layers prune, from what the pruner knows of the model."""
+    """Return which groups the selected layers prune, using the channel groups of the pruner's model."""
     groups = pruner.given_groups
     if groups is None:
         groups = _find_groups(pruner)
@@ -36,7 +36,7 @@ def lay_out(pruner: Any, selection: Selection, obstacle: Callable[[LayerInfo], s
         layers = [d.layer for d in selection.decisions if d.rule is not None]
         groups = UntracedLayers(layers)
     parameters = pruner._backend.parameters(pruner.bound_model)
-    filters_only = getattr(pruner, "filters_only", False)  # a schedule has any criterion's masker
+    filters_only = getattr(pruner, "filters_only", False)  # a schedule may use any masker
     reads_weights = getattr(pruner.masker_type, "reads_weights", False)
     layout = Layout(groups, selection, parameters, obstacle, filters_only, reads_weights)
     layout.selection = replace(
@@ -46,7 +46,7 @@ def lay_out(pruner: Any, selection: Selection, obstacle: Callable[[LayerInfo], s
 
 
 def _find_groups(pruner: Any) -> Any:
-    """Return the channel groups of the pruner's model, None if they cannot be known."""
+    """Return the channel groups of the pruner's model, or None if they cannot be determined."""
     backend, model, inputs = pruner._backend, pruner.bound_model, pruner.example_inputs
     if inputs is None and backend.needs_example(model):
         return None
@@ -54,7 +54,7 @@ def _find_groups(pruner: Any) -> Any:
 
 
 def find_masks(masker: Any, pruner: Any, asked: Mapping[Any, float | None]) -> Answers:
-    """Return the masks of every wrapper of the pruner, once the wrappers asked for are pruned."""
+    """Return the masks of every wrapper of the pruner after pruning the requested wrappers."""
     layout: Layout = pruner.layout
     wrappers = {wrapper.name: wrapper for wrapper in pruner.get_modules_wrapper()}
     sparsities = {wrapper.name: sparsity for wrapper, sparsity in asked.items()}
@@ -67,7 +67,7 @@ def find_masks(masker: Any, pruner: Any, asked: Mapping[Any, float | None]) -> A
 
 
 def removed_units(pruner: Any) -> Removed:
-    """Return which units of each group the masks of a pruner remove now."""
+    """Return which units of each group the masks of a pruner currently remove."""
     wrappers = {wrapper.name: wrapper for wrapper in pruner.get_modules_wrapper()}
 
     def alive(layer: LayerInfo) -> Flags:
@@ -92,12 +92,12 @@ def _choose(
     groups: Any,
     scores_compare: bool,
 ) -> Removed:
-    """Return what is removed from each group: by its own sparsity, or by a joint target."""
+    """Return the units to remove from each group, by its own sparsity or by a joint target."""
     removed: Removed = {}
     joint: list[tuple[dict[str, Any], list[Candidates]]] = []
     for each in due:
         asked = [m for m in each.members if m.layer.name in sparsities]
-        # The smallest sparsity wins; a joint target has none of its own, and wins over it.
+        # The smallest sparsity wins; a joint target has none of its own and takes precedence.
         first = min(asked, key=lambda m: sparsities[m.layer.name] or 0)
         config, sparsity = first.layer.config, sparsities[first.layer.name]
         group = Candidates(
@@ -128,7 +128,7 @@ def _choose(
 def _meet(
     config: Mapping[str, Any], candidates: list[Candidates], others: Removed, groups: Any
 ) -> Removed:
-    """Remove channels of several groups together, until the target of their rule is met."""
+    """Remove channels of several groups together until the target of their rule is met."""
     if "total_sparsity" in config:
         return take_share(candidates, config["total_sparsity"])
     key = next(key for key in _BUDGETS if key in config)
@@ -139,7 +139,7 @@ def _meet(
 
 
 def _priced(group: Candidates, count: Callable[..., int]) -> Candidates:
-    """Return a group with its scores per multiplication or parameter that a unit saves."""
+    """Return a group with its scores divided by the multiplications or parameters that a unit saves."""
     saved = count({}) - count({group.name: np.arange(group.size) == 0})
     return replace(group, scores=group.scores / max(saved, 1))
 
@@ -155,7 +155,7 @@ def _answers(pruner: Any, wrappers: Mapping[str, Any], removed: Removed) -> Answ
 
 
 def _find_budgets(selection: Selection) -> list[Problem]:
-    """Return the rules with a budget, which only a model whose channels are traced can meet."""
+    """Return a problem for each rule with a budget, which requires traced channels."""
     found = {
         (decision.rule, key): Problem(
             f"rule {decision.rule} → {key}",

@@ -1,4 +1,4 @@
-"""What a rule of a channel pruner may hold."""
+"""The config rule of channel pruners."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from lilliput.config.spec import ChannelKeys, Fraction, PruneRule
 
-_MOST = 2**53  # up to here a float holds every whole number
+_MOST = 2**53  # floats represent all integers up to here
 _TARGETS = ("sparsity", "total_sparsity", "max_macs", "max_params")
 
 
@@ -16,7 +16,7 @@ def _check_budget(value: Any) -> Any:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         is_share, is_number = 0 < value < 1, 1 < value < _MOST and value == int(value)
         if not is_share and not is_number:
-            raise ValueError("expected a fraction in (0, 1), or a whole number from 2 to 2**53.")
+            raise ValueError("expected a fraction in (0, 1), or an integer from 2 to 2**53.")
     return value
 
 
@@ -24,7 +24,7 @@ Budget = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_che
 
 
 class ChannelRule(PruneRule, ChannelKeys):
-    """A share of each layer's channels, of all their channels together, or a budget to meet."""
+    """A share of each layer's channels, a share of all their channels together, or a budget."""
 
     sparsity: Fraction | None = Field(
         None, description="Fraction of each layer's channels to remove."

@@ -1,4 +1,4 @@
-"""Prune whole channels: the frame for criteria that rank filters. Write ``score``, that is all.
+"""Prune whole channels: the base of criteria that rank filters. Subclasses only implement ``score``.
 
 >>> import torch
 >>> class Largest(ChannelMasker):
@@ -30,7 +30,7 @@ from lilliput.pruning.one_shot import OneShotPruner
 
 
 class ChannelMasker(WeightMasker):
-    """Remove the channels with the smallest score, from every parameter that has them."""
+    """Remove the channels with the smallest score from every parameter that has them."""
 
     default_types = frozenset(
         {
@@ -41,8 +41,8 @@ class ChannelMasker(WeightMasker):
     )
     keys = frozenset({"min_kept", "round_to"})
     removes_channels = True
-    scores_compare = False  # across layers as they are; else relative to the mean of their layer
-    reads_weights = False  # and nothing else, so that any dimension of a weight can be scored
+    scores_compare = False  # comparable across layers; otherwise divided by the layer's mean
+    reads_weights = False  # uses only weights, so any dimension of a weight can be scored
 
     def score(self, wrapper: Any) -> Tensor:
         """Return the importance of each output channel of a layer; larger is kept."""
@@ -50,20 +50,20 @@ class ChannelMasker(WeightMasker):
 
     @classmethod
     def obstacle(cls, layer: LayerInfo) -> str:
-        """Return why the criterion cannot score a layer, an empty string if it can."""
+        """Return why the criterion cannot score a layer, or an empty string if it can."""
         return ""
 
     @classmethod
     def lay_out(cls, pruner: Any, selection: Selection) -> Any:
-        """Follow the channels of the selected layers through the model."""
+        """Trace the channels of the selected layers through the model."""
         from lilliput.pruning.channel_masks import (
-            lay_out,  # here: NumPy is not needed to import Lilliput
+            lay_out,  # imported here: importing Lilliput does not need NumPy
         )
 
         return lay_out(pruner, selection, cls.obstacle)
 
     def calc_mask(self, sparsity: float, wrapper: Any, wrapper_idx: int | None = None) -> Any:
-        """Return the masks of one layer alone."""
+        """Return the masks of a single layer."""
         return dict(self.calc_masks([(wrapper, sparsity)])).get(wrapper)
 
     def calc_masks(self, targets: Targets) -> Answers:
@@ -73,7 +73,7 @@ class ChannelMasker(WeightMasker):
         yield from find_masks(self, self.pruner, dict(targets))
 
     def unit_scores(self, due: Sequence[Any], wrappers: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the scores of the units of groups, from those of the layers that make them."""
+        """Return the scores of the units of groups, computed from the layers that produce them."""
         members = {m.key: m for each in due for m in each.members}
         scores = {}
         for key, member in members.items():
@@ -81,11 +81,11 @@ class ChannelMasker(WeightMasker):
         return {each.group.name: each.score(scores) for each in due}
 
     def is_met(self, wrapper: Any, sparsity: float) -> bool:
-        """Whether nothing is asked for; otherwise the ranking of all channels decides."""
+        """Whether the requested sparsity is 0; otherwise the ranking of all channels decides."""
         return sparsity == 0
 
     def rank(self, wrapper: Any) -> Any:
-        """Return the scores of a layer as a NumPy array, after checking them."""
+        """Return the scores of a layer as a NumPy array, after validating them."""
         score, expected = self.score(wrapper), wrapper.layer_info.out_channels
         xp = namespace(score)
         if tuple(xp.shape(score)) != (expected,):
@@ -98,7 +98,7 @@ class ChannelMasker(WeightMasker):
 
 
 def _seen_as(wrapper: Any, layer: Any) -> Any:
-    """Return a wrapper as one whose layer counts its channels along another axis."""
+    """Return a view of a wrapper whose layer counts its channels along another axis."""
     if wrapper.layer_info.out_axis == layer.out_axis:
         return wrapper
     return SimpleNamespace(
@@ -116,21 +116,21 @@ def filters(wrapper: Any) -> Tensor:
 class ChannelPruner(OneShotPruner):
     """Prune whole channels at ``compress()``, by the scores of ``masker_type``.
 
-    With ``example_inputs``, channels are traced through the model: those that can only be removed
-    together are ranked together, and masked in every layer that makes, scales or reads them, so that
-    the model computes what it would compute without them.
+    With ``example_inputs``, channels are traced through the model: channels that can only be removed
+    together are ranked together, and masked in every layer that produces, scales or reads them, so that
+    the masked model computes the same as the model without them.
 
     Parameters
     ----------
     model, config_list, optimizer
-        See :class:`~lilliput.core.compressor.Compressor`. A rule holds one of ``sparsity`` (per
-        layer), ``total_sparsity`` (ranked over all its layers; scores count relative to the mean of
-        their layer), ``max_macs`` and ``max_params`` (remove channels until the model has come down
-        to that), and optionally ``max_sparsity_per_layer``, ``min_kept`` and ``round_to``.
+        See :class:`~lilliput.core.compressor.Compressor`. A rule has one of ``sparsity`` (per
+        layer), ``total_sparsity`` (ranked over all its layers; scores are relative to the mean of
+        their layer), ``max_macs`` and ``max_params`` (remove channels until the model is within the
+        budget), and optionally ``max_sparsity_per_layer``, ``min_kept`` and ``round_to``.
     example_inputs : optional
-        What the model is called with: a tensor, a tuple of arguments or a dict.
+        Inputs of the model: a tensor, a tuple of arguments or a dict.
     groups : ChannelGroups, optional
-        What ``channel_groups(model, example_inputs)`` returned, to save the work.
+        The result of ``channel_groups(model, example_inputs)``, to avoid computing it again.
     masker_type, options : optional
         See :class:`~lilliput.pruning.criterion.CriterionPruner`.
     """
@@ -138,6 +138,4 @@ class ChannelPruner(OneShotPruner):
     rule: ClassVar[type[Rule]] = ChannelRule
     masker_type: type[WeightMasker] = ChannelMasker
     default_types: ClassVar[frozenset[str] | None] = ChannelMasker.default_types
-    filters_only: bool = (
-        False  # mask nothing but filters and their biases, also with example_inputs
-    )
+    filters_only: bool = False  # mask only filters and their biases, even with example_inputs

@@ -1,4 +1,4 @@
-"""Criteria that look at data: averages per channel, collected while the model runs."""
+"""Criteria that use data: averages per channel, collected while the model runs."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 class CollectingMasker(ChannelMasker):
-    """Score channels by the average of something seen in ``training_batches`` batches."""
+    """Score channels by the average of a quantity over ``training_batches`` batches."""
 
     def __init__(self, model: Any, pruner: Any, training_batches: int = 20) -> None:
         super().__init__(model, pruner)
         check_counts(1, training_batches=training_batches)
         self.training_batches = training_batches
         self.is_calibrating = False
-        self.batch = 0  # which one calibrate() is at
+        self.batch = 0  # the current batch of calibrate()
         self.start_over()
 
     @classmethod
     def lay_out(cls, pruner: Any, selection: Selection) -> Any:
-        """As in :meth:`ChannelMasker.lay_out`; refuse where no batches could be seen."""
+        """As in :meth:`ChannelMasker.lay_out`; raise if the criterion would see no batches."""
         if not pruner.sees_training and not isinstance(pruner, CollectingPruner):
             raise UnsupportedModelError(
                 f"{type(pruner).__name__} uses {cls.__name__} repeatedly while the model trains, but "
@@ -49,14 +49,14 @@ class CollectingMasker(ChannelMasker):
             wrapper.is_collected = True
 
     def number(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Yield batches, and count them for messages."""
+        """Yield batches, and number them for messages."""
         for self.batch, batch in enumerate(batches, 1):
             yield batch
 
     def can_count(self, values: Tensor, name: str) -> bool:
-        """Whether what was seen of a layer is finite; refuse anything else in calibration.
+        """Whether the values of a layer are finite; raise if they are not in calibration.
 
-        In training it is passed over: in mixed precision, the first gradients are often infinite.
+        In training such batches are skipped: in mixed precision, the first gradients are often infinite.
         """
         xp = namespace(values)
         if xp.count_nonzero(xp.isfinite(values)) == xp.size(values):
@@ -69,18 +69,18 @@ class CollectingMasker(ChannelMasker):
         return False
 
     def score(self, wrapper: Any) -> Tensor:
-        """Return the average of each channel, over all processes that train together."""
+        """Return the average of each channel over all training processes."""
         sums, count = wrapper.statistic, wrapper.observations
         xp = namespace(sums)
         total = self.pruner.sum_over_processes(xp.concat([sums, xp.ones_like(sums[:1]) * count]))
         return total[:-1] / total[-1]
 
     def is_ready(self) -> bool:
-        """Whether every layer has seen its batches."""
+        """Whether every layer has seen enough batches."""
         return all(wrapper.is_collected for wrapper in self.pruner.get_modules_wrapper())
 
     def what_is_missing(self) -> str:
-        """Return how many batches which layer still has to see."""
+        """Return how many batches are missing, and for which layer."""
         wrappers = [w for w in self.pruner.get_modules_wrapper() if not w.is_collected]
         if not wrappers:
             return ""
@@ -91,8 +91,8 @@ class CollectingMasker(ChannelMasker):
         )
 
     def start_over(self) -> None:
-        """Forget what was collected."""
-        # Plain attributes and not buffers, which DistributedDataParallel would overwrite.
+        """Discard the collected statistics."""
+        # Plain attributes instead of buffers, which DistributedDataParallel would overwrite.
         empty = {"statistic": None, "observations": 0, "batches": 0, "is_collected": False}
         for name, value in empty.items():
             self.pruner.set_wrappers_attribute(name, value)
@@ -115,12 +115,12 @@ class CollectingArguments(CriterionArguments, total=False):
 
 
 class CollectingPruner(ChannelPruner):
-    """Prune when the criterion has seen enough batches, and keep the masks from then on.
+    """Prune once the criterion has seen enough batches, and keep the masks from then on.
 
-    Train for ``training_batches`` batches, and the masks come by themselves; or call
-    :meth:`calibrate`, before or after ``compress()``. With an optimizer, batches that are trained on
-    before ``compress()`` count. Batches that are evaluated in between, with the model in eval mode, do
-    not count. On Keras, where training is compiled, only :meth:`calibrate` shows batches.
+    Masks are computed after training on ``training_batches`` batches; or call :meth:`calibrate`,
+    before or after ``compress()``. With an optimizer, training batches before ``compress()`` count.
+    Evaluation batches (with the model in eval mode) do not. On Keras, where training is compiled,
+    only :meth:`calibrate` sees batches.
 
     Parameters
     ----------
@@ -160,7 +160,7 @@ class CollectingPruner(ChannelPruner):
     ) -> None:
         """Run batches, without training on them, and prune by what they show.
 
-        The model is in eval mode meanwhile, and left as it was.
+        The model is in eval mode meanwhile; its mode is restored afterwards.
 
         Parameters
         ----------

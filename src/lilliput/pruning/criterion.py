@@ -1,4 +1,4 @@
-"""The frame of pruners that ask a criterion (a masker) for all their masks at once."""
+"""The base of pruners that request all their masks at once from a criterion (a masker)."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from lilliput.ops.namespace import Tensor, namespace
 
 log = logging.getLogger("lilliput")
 
-# Keys of rules that only some criteria heed; another one would ignore them in silence.
+# Keys of rules that only some criteria use; the others would silently ignore them.
 _OPTIONAL_KEYS = ("granularity", "min_kept", "round_to")
 
 
 def checked_epoch(epoch: Any) -> int:
-    """Return an epoch as an int, or refuse it."""
+    """Return an epoch as an int, or raise."""
     if isinstance(epoch, bool) or not isinstance(epoch, Integral) or epoch < 0:
         raise AlgorithmError(f"update_epoch received {epoch!r}, expected an integer from 0.")
     return int(epoch)
 
 
 def check_counts(least: int, **counts: Any) -> None:
-    """Raise unless all arguments, given by name, are integers from ``least``."""
+    """Raise unless all arguments, given by name, are integers of at least ``least``."""
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ConfigError(f"{name}: received {value!r}, expected an integer from {least}.")
@@ -47,7 +47,7 @@ def check_scores(score: Tensor, layer: str) -> None:
 
 
 class TrainingMasker(WeightMasker):
-    """A criterion that has the model trained for ``training_epochs`` epochs before it scores."""
+    """A criterion for which the model is trained for ``training_epochs`` epochs before it scores."""
 
     training_epochs: int
     training_under: ClassVar[str]  # what the criterion adds to the training
@@ -57,7 +57,7 @@ class TrainingMasker(WeightMasker):
         return int(self.pruner.now_epoch) >= self.training_epochs
 
     def what_is_missing(self) -> str:
-        """Return how many of them are left."""
+        """Return how many epochs are left."""
         left = self.training_epochs - int(self.pruner.now_epoch)
         text = f"{left} of {self.training_epochs} epochs with {self.training_under} are missing"
         return text if left > 0 else ""
@@ -71,27 +71,27 @@ class CriterionArguments(CompressorArguments, total=False):
 
 
 class CriterionPruner(Pruner):
-    """Decide when to prune how much, and leave it to a masker to say which weights.
+    """Decide when to prune and how much; a masker decides which weights.
 
-    Subclasses override :meth:`targets`, and the masker answers for all of these together.
+    Subclasses override :meth:`targets`; the masker computes the masks of all of them together.
 
     Parameters
     ----------
     model, config_list, optimizer
         See :class:`~lilliput.core.compressor.Compressor`.
     example_inputs : optional
-        What the model is called with, for criteria that trace channels through it.
+        Inputs of the model, for criteria that trace channels.
     groups : ChannelGroups, optional
-        The channel groups of the model, in place of ``example_inputs``.
+        The channel groups of the model, instead of ``example_inputs``.
     masker_type : type of WeightMasker, optional
-        The criterion, by default that of the class.
+        The criterion; by default that of the class.
     options : mapping, optional
         Keyword arguments of the criterion.
     """
 
     masker_type: type[WeightMasker]
     masker: Any = None
-    layout: Any = None  # which parameters are masked together; None: each layer is alone
+    layout: Any = None  # which parameters are masked together; None: each layer separately
     example_inputs: Any = None
     given_groups: Any = None
 
@@ -121,21 +121,21 @@ class CriterionPruner(Pruner):
         return self.masker_type.removes_channels
 
     def targets(self) -> Targets:
-        """Return the wrappers that are due for a mask, each with its sparsity."""
+        """Return the wrappers that need a new mask, each with its sparsity."""
         raise NotImplementedError(f"{type(self).__name__} must override targets().")
 
     def calc_masks(self, targets: Targets) -> Answers:
-        """Return what the masker says about the layers that are due."""
+        """Return the masks computed by the masker for the given layers."""
         answers: Answers = self.masker.calc_masks(targets) if targets else ()
         return answers
 
     def bind_model(self, model: Any) -> None:
-        """Tell the masker the model, which may have come after it was made."""
+        """Pass the model to the masker, which may have been created before it."""
         if self.masker is not None:
             self.masker.model = model
 
     def _find_problems(self, selection: Selection) -> list[Problem]:
-        """Return keys that the criterion would ignore, and what it finds wrong itself."""
+        """Return keys that the criterion would ignore, and the problems that it reports itself."""
         problems = [
             Problem(f"rule {decision.rule} → {key}", f"{self._title} does not use this key.")
             for decision in selection.decisions
@@ -147,7 +147,7 @@ class CriterionPruner(Pruner):
         return [*dict.fromkeys(problems), *self.masker_type.find_problems(selection)]
 
     def _refine(self, selection: Selection) -> Selection:
-        """Leave alone what the criterion cannot prune."""
+        """Drop the layers that the criterion cannot prune."""
         self.layout = self.masker_type.lay_out(self, selection)
         return selection if self.layout is None else self.layout.selection
 
@@ -164,10 +164,10 @@ class CriterionPruner(Pruner):
                 type(self).__name__,
             )
 
-    # -- what criteria ask of the framework --------------------------------------------------------
+    # -- framework functions for criteria ----------------------------------------------------------
 
     def gradient(self, wrapper: Any) -> Any:
-        """Return the gradient of a layer's raw weight in full, None if there is none."""
+        """Return the full gradient of a layer's raw weight, or None."""
         return self._backend.gradient(wrapper, self.optimizer)
 
     def pull_to_zero(self, scale: float) -> None:
@@ -175,36 +175,36 @@ class CriterionPruner(Pruner):
         self._backend.pull_to_zero(self.get_modules_wrapper(), scale, self.optimizer)
 
     def penalize(self, scale: float) -> None:
-        """Add ``scale * |w|`` of the selected weights to the loss, where gradients are not shown."""
+        """Add ``scale * |w|`` of the selected weights to the loss, where gradients are not accessible."""
         self._backend.penalize(self.get_modules_wrapper(), scale)
 
     def is_activated(self, layer: LayerInfo) -> bool:
-        """Whether what a layer returns has gone through an activation function of its own."""
+        """Whether a layer applies an activation function of its own to its output."""
         return bool(self._backend.is_activated(layer))
 
     @property
     def sees_training(self) -> bool:
-        """Whether the criterion can look at activations and gradients while the model trains."""
+        """Whether the criterion can observe activations and gradients while the model trains."""
         return bool(self._backend.shows_training)
 
     def watch(self, layer: LayerInfo, collector: Callable[[Any, Any, Any], Any]) -> list[Any]:
-        """Call ``collector`` after each forward of any layer; return what to ``remove()`` later."""
+        """Call ``collector`` after each forward pass of a layer; return a handle with ``remove()``."""
         return list(self._backend.on_forward(SimpleNamespace(layer_info=layer), collector))
 
     def on_gradient(self, tensor: Any, task: Callable[[Any], None]) -> None:
-        """Call ``task(gradient)`` when the gradient of what a layer returned is computed."""
+        """Call ``task(gradient)`` when the gradient of a layer's output is computed."""
         self._backend.on_gradient(tensor, task)
 
     def weight_of(self, layer: LayerInfo) -> Any:
-        """Return the weight of any layer as it is now."""
+        """Return the current weight of any layer."""
         return getattr(layer.module, layer.weight_name or "")
 
     def is_training(self) -> bool:
-        """Whether the model is being trained, and not evaluated."""
+        """Whether the model is in training mode."""
         return bool(self._backend.is_training(self.bound_model))
 
     def sum_over_processes(self, tensor: Any) -> Any:
-        """Return the sum of a tensor over all processes that train together."""
+        """Return the sum of a tensor over all training processes."""
         if self._backend.is_joining(self.bound_model):
             raise StageError(
                 f"{type(self).__name__} sums statistics over all processes, and inside join() some may have "
@@ -212,14 +212,14 @@ class CriterionPruner(Pruner):
             )
         return self._backend.sum_over_processes(tensor)
 
-    # -- the engine room ---------------------------------------------------------------------------
+    # -- internals ---------------------------------------------------------------------------------
 
     @property
     def _title(self) -> str:
         return f"{type(self).__name__} with {self.masker_type.__name__}"
 
     def _needs_criterion(self) -> bool:
-        """Whether there are masks to come, so that the criterion has to watch the training."""
+        """Whether masks are still to be computed, so that the criterion must observe the training."""
         return True
 
     def _before_step(self) -> tuple[Any, ...]:
@@ -230,7 +230,7 @@ class CriterionPruner(Pruner):
         return self._before_step() if self.masker_type.only_watches else ()
 
     def _looks_at_gradients(self) -> bool:
-        # The hooks on the optimizer are older than the masker.
+        # The optimizer hooks are registered before the masker exists.
         kind = self.masker_type if self.masker is None else type(self.masker)
         return getattr(kind, "before_step", None) not in (None, WeightMasker.before_step)
 
@@ -239,11 +239,11 @@ class CriterionPruner(Pruner):
             self.masker.before_step()
 
     def _refresh_early(self) -> None:
-        """Decide nothing before ``compress()``: the criterion only watches until then."""
+        """Compute no masks before ``compress()``: the criterion only observes until then."""
 
     def _watch_optimizer(self) -> None:
         super()._watch_optimizer()
-        # The constructor of the base comes here before there is a masker, and this one once more.
+        # Called by the base constructor before there is a masker, and again by this one.
         watches = self.masker is not None and self.masker_type.only_watches
         if self._early_handles and watches and self._needs_criterion():
             self.masker.start()

@@ -25,12 +25,12 @@ from lilliput.registry import register_pruner
 
 
 class FPGMMasker(ChannelMasker):
-    """Score channels by the distance of their filters to all others of the layer."""
+    """Score channels by the distances of their filter to all others of the layer."""
 
     reads_weights = True
 
     def score(self, wrapper: Any) -> Tensor:
-        """Return the sum of each filter's distances."""
+        """Return the sum of distances of each filter."""
         rows = filters(wrapper)
         xp = namespace(rows)
         return xp.sum(xp.pairwise_distances(rows), axis=1)

@@ -1,4 +1,4 @@
-"""Single weights in patterns: N of every M inputs, or whole blocks; what a rule's key asks for."""
+"""Sparsity patterns of a rule's ``granularity``: N of every M inputs, or whole blocks."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def prune_pattern(
 ) -> Tensor:
     """Return the mask of a sparsity in a pattern.
 
-    While a schedule is on its way to an N:M pattern, the smallest of those weights go that the
-    pattern would remove; blocks go by the sum of their scores.
+    Before a schedule reaches the N:M pattern, it removes the smallest of the weights that the
+    pattern would remove; blocks are ranked by the sum of their scores.
 
     Examples
     --------
@@ -46,7 +46,7 @@ def prune_pattern(
 
 
 def counts_of(pattern: str) -> tuple[int, int]:
-    """Return how many of how many inputs a pattern keeps.
+    """Return N and M of a pattern.
 
     Examples
     --------
@@ -58,13 +58,13 @@ def counts_of(pattern: str) -> tuple[int, int]:
 
 
 def block_of(layer: LayerInfo) -> list[int] | None:
-    """Return the size of the blocks that a layer's rule asks for, None if it asks for none."""
+    """Return the block size that a layer's rule requests, or None."""
     granularity = layer.config.get("granularity")
     return None if isinstance(granularity, str) else granularity
 
 
 def sum_blocks(score: Tensor, block: list[int], layer: LayerInfo) -> Tensor:
-    """Return the sum of scores in each block of outputs and inputs, wherever their axes are."""
+    """Return the sum of scores in each block of outputs and inputs, whichever axes those are."""
     axes = (layer.out_axis, layer.in_axis)
     return block_scores(namespace(score).moveaxis(score, axes, (0, 1)), block)
 
@@ -80,7 +80,7 @@ def spread_blocks(
 
 
 def find_patterns(selection: Selection, why: str) -> list[Problem]:
-    """Return the rules that ask for an N:M pattern, for algorithms that cannot keep one."""
+    """Return a problem for each rule with an N:M pattern, for algorithms that do not support it."""
     found = [
         Problem(f"rule {decision.rule} → granularity", f"no N:M pattern is possible: {why}.")
         for decision in selection.decisions
@@ -90,7 +90,7 @@ def find_patterns(selection: Selection, why: str) -> list[Problem]:
 
 
 def find_misfits(selection: Selection) -> list[Problem]:
-    """Return the layers that the pattern of their rule does not divide."""
+    """Return a problem for each layer whose size is not a multiple of its pattern."""
     return [
         Problem(f"rule {decision.rule} → granularity", text)
         for decision in selection.decisions
@@ -99,7 +99,7 @@ def find_misfits(selection: Selection) -> list[Problem]:
 
 
 def find_misfit(layer: LayerInfo) -> str | None:
-    """Return why the pattern of a layer's rule does not fit its weight, None if it does.
+    """Return why the pattern of a layer's rule does not fit its weight, or None if it does.
 
     Examples
     --------

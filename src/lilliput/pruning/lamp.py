@@ -1,14 +1,14 @@
-"""LAMPPruner: rank the weights of all layers together, by their share of what would be left.
+"""LAMPPruner: rank the weights of all layers together, by their share of the remaining energy.
 
 Lee et al., "Layer-adaptive sparsity for the magnitude-based pruning", 2021. The score of a weight is its
 energy relative to that of all weights of its layer that are at least as large::
 
     s_i = w_i ** 2 / sum of w_j ** 2 over |w_j| >= |w_i|
 
-Of equal weights, the first counts as the largest. Within a layer that is the order of magnitude; between
-layers, what counts is how much of its layer's output a weight makes, whatever the scale of the layer. The
-largest weight of each layer has a score of 1, so that no layer loses everything while as many weights as
-layers are left.
+Among equal weights, the first counts as the largest. Within a layer this is the order of magnitude;
+between layers, the score measures how much a weight contributes to the output of its layer, independent
+of the layer's scale. The largest weight of each layer has a score of 1, so no layer loses everything as
+long as at least as many weights remain as there are layers.
 
 >>> import torch
 >>> model = torch.nn.Sequential(torch.nn.Linear(20, 10), torch.nn.ReLU(), torch.nn.Linear(10, 2))
@@ -29,7 +29,7 @@ from lilliput.registry import register_pruner
 
 
 def lamp_scores(weight: Tensor) -> Tensor:
-    """Return the LAMP score of each weight; all must be finite.
+    """Return the LAMP score of each weight; all weights must be finite.
 
     Examples
     --------
@@ -37,28 +37,28 @@ def lamp_scores(weight: Tensor) -> Tensor:
     >>> lamp_scores(torch.tensor([1.0, -2.0, 3.0]))
     tensor([0.0714, 0.3077, 1.0000])
     """
-    import numpy as np  # here: it is not needed to import Lilliput
+    import numpy as np  # imported here: importing Lilliput does not need it
 
     xp = namespace(weight)
     wide = xp.widen(xp.detach(weight))
     size = np.abs(xp.to_numpy(wide).ravel())
-    # Relative to the largest, whose square can be neither 0 nor infinite.
+    # Relative to the largest, whose square then neither overflows nor underflows.
     energy = np.square(size / size.max(initial=np.finfo(size.dtype).smallest_subnormal))
     order = np.lexsort((-np.arange(len(energy)), energy))
     ranked = energy[order]
-    left = np.cumsum(ranked[::-1])[::-1]  # of each weight and all that come after it
+    left = np.cumsum(ranked[::-1])[::-1]  # sum of each entry and all entries after it
     scores = np.zeros_like(energy)
     scores[order] = np.divide(ranked, left, out=np.zeros_like(left), where=left > 0)
     return xp.reshape(xp.from_numpy(scores, like=wide), xp.shape(wide))
 
 
 class LAMPMasker(LevelMasker):
-    """Score weights by their share of what would be left of their layer."""
+    """Score weights by their share of the remaining energy of their layer."""
 
     def score(self, wrapper: Any) -> Tensor:
         """Return the LAMP scores of a layer; ``|w|`` where layers are not ranked together.
 
-        Within a layer the order of weights is the same, but not that of the sums of blocks.
+        Within a layer both rank weights equally, but not sums over blocks.
         """
         if wrapper.config.get("total_sparsity") is None:
             return super().score(wrapper)
@@ -80,8 +80,8 @@ class LAMPPruner(OneShotPruner):
     Parameters
     ----------
     model, config_list, optimizer
-        See :class:`~lilliput.core.compressor.Compressor`. Rules hold ``total_sparsity``, which is what
-        the paper does, optionally with ``max_sparsity_per_layer``. With ``sparsity`` (per layer) the
+        See :class:`~lilliput.core.compressor.Compressor`. Rules have ``total_sparsity``, as in the
+        paper, optionally with ``max_sparsity_per_layer``. With ``sparsity`` (per layer) the
         result is that of :class:`~lilliput.pruning.level.LevelPruner`.
     """
 

@@ -1,4 +1,4 @@
-"""Which selected layers prune which channel groups, and every parameter that this touches."""
+"""Which selected layers prune which channel groups, and every parameter affected by that."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _TARGETS = ("sparsity", "final_sparsity", "total_sparsity", "max_macs", "max_par
 
 @dataclass(frozen=True, eq=False)
 class Member:
-    """A selected layer in a group, and where its output channels lie."""
+    """A selected layer in a group, and the slice of its output channels."""
 
     layer: LayerInfo
     slice: Slice
@@ -36,16 +36,16 @@ class Member:
 
     @property
     def units(self) -> NDArray[np.int64]:
-        """For each output channel of the layer the unit it belongs to, -1 for none."""
+        """The unit of each output channel of the layer, -1 for none."""
         units, layer = self.slice.units, self.layer
-        # The weight of a grouped transposed convolution may count the channels of one group, for all groups.
+        # The weight of a grouped transposed convolution may have the channels of one group only.
         is_shared = layer.out_groups > 1 and self.slice.dim == layer.out_axis and units.ndim == 1
         return np.tile(units, layer.out_groups) if is_shared else units.ravel()
 
 
 @dataclass(frozen=True, eq=False)
 class Pruned:
-    """A group that is pruned, by the selected layers that produce it."""
+    """A group that is pruned, and the selected layers that produce it."""
 
     group: Group
     members: tuple[Member, ...]
@@ -56,7 +56,7 @@ class Pruned:
         return max(1, int((self.members[0].units >= 0).sum()) // self.group.size)
 
     def score(self, scores: Mapping[tuple[str, int], NDArray[np.float64]]) -> NDArray[np.float64]:
-        """Return the score of each unit: its channels' scores added up, averaged over the layers."""
+        """Return the score of each unit: the sum over its channels, averaged over the layers."""
         total = np.zeros(self.group.size)
         for member in self.members:
             units = member.units
@@ -65,7 +65,7 @@ class Pruned:
         return total / len({member.layer.name for member in self.members})
 
     def removed(self, rows_of: Callable[[LayerInfo], Flags]) -> Flags:
-        """Return which units have no kept channel left in the mask of the first layer they are in."""
+        """Return which units have no kept channel in the mask of the first layer that contains them."""
         kept, seen = np.zeros((2, self.group.size), bool)
         for member in self.members:
             units = member.units
@@ -76,20 +76,20 @@ class Pruned:
 
 
 class Layout:
-    """The groups that are pruned, and the parameters that have to be masked for it.
+    """The groups that are pruned, and the parameters that have to be masked as a result.
 
     Parameters
     ----------
     groups : ChannelGroups
         All groups of the model.
     selection : Selection
-        What the rules select.
+        The layers selected by the rules.
     parameters : mapping of str to LayerInfo
         Every parameter of the model under its full names.
     obstacle : callable
-        Why the criterion cannot score a layer, an empty string if it can.
+        Returns why the criterion cannot score a layer, or an empty string if it can.
     filters_only : bool
-        Mask the filters and biases of the selected layers alone, and not what scales or reads them.
+        Mask only the filters and biases of the selected layers, not the parameters that scale or read them.
     reads_weights : bool
         Whether the criterion can score a weight along any of its dimensions.
     """
@@ -136,7 +136,7 @@ class Layout:
         self.companions = [parameters[x] for x in self.slices if x not in self.holders]
 
     def masks(self, removed: Mapping[str, Flags]) -> dict[tuple[str, str], Flags]:
-        """Return, for each wrapper and mask, what is kept when these units are removed."""
+        """Return, for each wrapper and mask, the entries that are kept when these units are removed."""
         masks = {}
         for tensor, (shape, slices) in self.slices.items():
             keep = np.ones(shape, bool)
@@ -148,7 +148,7 @@ class Layout:
 
 
 def _along(layer: LayerInfo, slice_: Slice) -> LayerInfo:
-    """Return a layer with its channels counted where a slice lies: heads have a dimension of their own."""
+    """Return a layer that counts its channels along the dimension of a slice, which differs for heads."""
     return replace(layer, out_axis=slice_.dim) if _is_elsewhere(layer, slice_) else layer
 
 
@@ -158,7 +158,7 @@ def _is_elsewhere(layer: LayerInfo, slice_: Slice) -> bool:
 
 
 class _Owned:
-    """Where the output channels of layers lie."""
+    """The slices of the output channels of layers."""
 
     def __init__(self, groups: Iterable[Group]) -> None:
         self.by_tensor: dict[str, list[tuple[Group, Slice]]] = {}
@@ -167,13 +167,13 @@ class _Owned:
                 self.by_tensor.setdefault(slice_.tensor, []).append((group, slice_))
 
     def of(self, layer: LayerInfo) -> list[tuple[Group, Slice]]:
-        """Return the groups of a layer's output channels; a norm layer passes on what it gets."""
+        """Return the groups of a layer's output channels; for a norm layer, also those of its inputs."""
         found = [x for name in layer.tensor_names for x in self.by_tensor.get(name, ())]
         return [x for x in found if x[1].is_output or len(layer.shape) == 1]
 
 
 def _protected(selection: Selection, owned: _Owned) -> dict[str, str]:
-    """Return the groups of layers that a rule excludes, each with the reason."""
+    """Return the groups of excluded layers, each with the reason."""
     return {
         group.name: f"they are removed with those of {decision.layer.name!r}, {decision.why}"
         for decision in selection.decisions
@@ -196,7 +196,7 @@ def _why_not(
 
 
 def _problems(decisions: Sequence[Decision]) -> list[Problem]:
-    """Return layers that are named in full and cannot be pruned; tell the log of the others."""
+    """Return a problem for each explicitly named layer that cannot be pruned; log the others."""
     problems = []
     stuck = [decision for decision in decisions if decision.obstacle]
     for decision in stuck:
@@ -226,7 +226,7 @@ def _note_differing_targets(pruned: Pruned) -> None:
 def _slices_of(
     pruned: Iterable[Pruned], parameters: Mapping[str, LayerInfo]
 ) -> dict[str, tuple[tuple[int, ...], list[tuple[Group, Slice]]]]:
-    """Return shape and slices of each parameter that is touched, under its first name."""
+    """Return shape and slices of each affected parameter, under its first name."""
     found: dict[str, tuple[tuple[int, ...], list[tuple[Group, Slice]]]] = {}
     for each in pruned:
         for slice_ in each.group.slices:
@@ -261,13 +261,13 @@ def _holders(layers: Iterable[LayerInfo]) -> dict[str, tuple[str, str]]:
 
 
 def _cut(keep: Flags, slice_: Slice, removed: Flags) -> None:
-    """Clear what belongs to removed units, in place."""
+    """Set the entries of removed units to False, in place."""
     units = slice_.units
     gone = (units >= 0) & removed[units]
     if units.ndim == 1:
         np.moveaxis(keep, slice_.dim, 0)[gone] = False
         return
-    # Filters lie group behind group; the meaning of an input index depends on the group.
+    # Filters are ordered by group; the meaning of an input index depends on the group.
     by_filter = np.moveaxis(keep, (slice_.filters, slice_.dim), (0, 1))
     for block, lost in zip(np.split(by_filter, len(gone)), gone, strict=True):
         block[:, lost] = False

@@ -1,4 +1,4 @@
-"""Pruners that train something of their own beside the weights: scores, or thresholds."""
+"""Pruners that train values of their own besides the weights: scores or thresholds."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def sigmoid(tensor: Tensor) -> Tensor:
 
 
 class LearningPruner(Pruner):
-    """Compute each layer's weight from the raw one and from something that is learned for it.
+    """Compute each layer's weight from the raw weight and a learned value.
 
-    What is learned is added to the optimizer, in the group of its layer's weight, but without weight
-    decay. Masks follow after each step. ``harden()`` and ``strip()`` end it: the weights are those that
-    were computed, and what is zero stays zero.
+    The learned values are added to the optimizer, in the parameter group of their layer's weight, but
+    without weight decay. Masks are updated after each step. ``harden()`` and ``strip()`` make the computed
+    weights permanent, and zeros stay zero.
 
     Parameters
     ----------
@@ -39,15 +39,15 @@ class LearningPruner(Pruner):
         self.set_wrappers_attribute("is_soft", True)
 
     def first_value(self, wrapper: Any) -> Tensor:
-        """Return where what is learned for a layer starts."""
+        """Return the initial value of what is learned for a layer."""
         raise NotImplementedError(f"{type(self).__name__} must override first_value().")
 
     def penalty(self, wrapper: Any, value: Tensor) -> Tensor:
-        """Return what is added to the loss for what is learned, as a number."""
+        """Return the penalty on the learned value, as a number."""
         raise NotImplementedError(f"{type(self).__name__} must override penalty().")
 
     def learned(self, wrapper: Any) -> Any:
-        """Return what is learned for a layer, as it is now."""
+        """Return the current learned value of a layer."""
         return self._backend.value_of(getattr(wrapper, self.learned_name))
 
     def penalizes(self) -> bool:
@@ -55,7 +55,7 @@ class LearningPruner(Pruner):
         return True
 
     def ranked(self, wrapper: Any, values: Tensor, what: str) -> Tensor:
-        """Return values that masks are made from, or raise if there is NaN among them."""
+        """Return values to compute masks from, or raise if they contain NaN."""
         xp = namespace(values)
         if xp.any(xp.isnan(values)):
             raise AlgorithmError(
@@ -64,7 +64,7 @@ class LearningPruner(Pruner):
             )
         return values
 
-    # -- the engine room ---------------------------------------------------------------------------
+    # -- internals ---------------------------------------------------------------------------------
 
     def soft_wrappers(self) -> list[Any]:
         """Return the wrappers of layers whose weights are computed."""
@@ -94,7 +94,7 @@ class LearningPruner(Pruner):
             self.add_penalty(wrapper, (self.learned_name,), penalty)
 
     def _after_step(self) -> None:
-        """Keep what is learned the same in all processes."""
+        """Synchronize the learned values across processes."""
         super()._after_step()
         wrappers = self.soft_wrappers()
         if wrappers and self._backend.processes() > 1:

@@ -1,18 +1,18 @@
-"""LeastSquaresPruner: remove the channels that the others can make up for.
+"""LeastSquaresPruner: remove the channels that the others can compensate for.
 
-The score of a channel is what its removal changes in the model's outputs, once the layers that read it
-are refitted to the channels that stay. To second order, with the factors of Kronecker::
+The score of a channel is how much its removal changes the model's outputs once the layers that read it
+are refitted to the remaining channels. To second order, with Kronecker factors::
 
     s_i = sum over readers of  H_ii / (C⁻¹)_ii,     H = Wᵀ G W
 
-where ``C`` is the covariance of what a reader reads and ``G`` the second moments of the gradient of the
-outputs with respect to what it returns. It is taken greedily: the cheapest channel goes, the readers are
-refitted, and so on (see ``removal_costs``). Hassibi & Stork, "Optimal brain surgeon", 1993; Wang et al.,
-"EigenDamage: structured pruning in the Kronecker-factored eigenbasis", 2019.
+where ``C`` is the covariance of a reader's inputs and ``G`` the second moments of the gradient of the
+outputs with respect to the reader's output. Channels are removed greedily: the cheapest first, then the
+readers are refitted, and so on (see ``removal_costs``). Hassibi & Stork, "Optimal brain surgeon", 1993;
+Wang et al., "EigenDamage: structured pruning in the Kronecker-factored eigenbasis", 2019.
 
-A channel that is constant costs nothing, since its readers' biases can say it; nor does one that repeats
-others. ``reconstruct`` does that refitting in the model. Scores of all layers compare, and for a budget
-they count per multiplication or parameter that is saved.
+A constant channel costs nothing, since its readers' biases can absorb it; neither does a channel that
+repeats others. ``reconstruct`` applies the refit to the model. Scores are comparable across layers, and for
+a budget they are divided by the multiplications or parameters saved.
 
 >>> import torch
 >>> _ = torch.manual_seed(0)  # by chance another unit might be dead, and go instead
@@ -44,13 +44,13 @@ _READERS = frozenset({"Conv1d", "Conv2d", "Conv3d", "Linear"})
 
 
 class LeastSquaresMasker(CollectingMasker):
-    """Score channels by the error that their readers cannot be refitted to avoid."""
+    """Score channels by the error that remains after refitting their readers."""
 
     scores_compare = True
 
     def __init__(self, model: Any, pruner: Any, training_batches: int = 20) -> None:
-        self.read: dict[str, Seen] = {}  # by layer: what it is given
-        self.returned: dict[str, Seen] = {}  # and the gradient of what it returns
+        self.read: dict[str, Seen] = {}  # by layer: its inputs
+        self.returned: dict[str, Seen] = {}  # by layer: the gradient of its output
         self._is_finished = False
         self._handles: list[Any] = []
         self.shows_progress = True
@@ -58,7 +58,7 @@ class LeastSquaresMasker(CollectingMasker):
 
     @classmethod
     def lay_out(cls, pruner: Any, selection: Selection) -> Any:
-        """As in :class:`ChannelMasker`; channels whose readers cannot be watched are left alone."""
+        """As in :class:`ChannelMasker`; channels whose readers cannot be observed are not pruned."""
         if pruner.example_inputs is None and pruner.given_groups is None:
             raise ConfigError(
                 f"{type(pruner).__name__} needs example_inputs to find the layers that read each channel."
@@ -79,7 +79,7 @@ class LeastSquaresMasker(CollectingMasker):
         return lay_out(pruner, selection, lambda layer: why if layer.name in unseen else "")
 
     def start(self) -> None:
-        """Begin to watch what the readers read."""
+        """Start observing the inputs of the readers."""
         if not self._handles:
             layout = self.pruner.layout
             readers = {r.layer.name: r.layer for p in layout.pruned for r in readers_of(p, layout)}
@@ -87,28 +87,28 @@ class LeastSquaresMasker(CollectingMasker):
                 self._handles += self.pruner.watch(layer, self._collect)
 
     def stop(self) -> None:
-        """Stop watching."""
+        """Stop observing."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     def start_over(self) -> None:
-        """Forget what was collected."""
+        """Discard the collected statistics."""
         self.read, self.returned, self._is_finished = {}, {}, False
 
     def is_ready(self) -> bool:
-        """Whether every reader has seen its batches."""
+        """Whether every reader has seen enough batches."""
         least = min([seen.batches for seen in self.returned.values()], default=0)
         return self._is_finished or least >= self.training_batches
 
     def what_is_missing(self) -> str:
-        """Return how many batches are still to be seen."""
+        """Return how many batches are missing."""
         least = min([seen.batches for seen in self.returned.values()], default=0)
         left = self.training_batches - least
         return "" if self.is_ready() else f"{left} of {self.training_batches} batches are missing"
 
     def finish(self) -> None:
-        """Stop collecting, and mark the statistics as complete."""
+        """Stop collecting and mark the statistics as complete."""
         for each in self.pruner.layout.pruned:
             for reader in readers_of(each, self.pruner.layout):
                 name = reader.layer.name
@@ -119,7 +119,7 @@ class LeastSquaresMasker(CollectingMasker):
         self._is_finished = True
 
     def unit_scores(self, due: Sequence[Any], wrappers: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what the removal of each unit costs, by group."""
+        """Return the removal cost of each unit, by group."""
         from lilliput.pruning.removal_costs import removal_costs
 
         layout = self.pruner.layout
@@ -131,7 +131,7 @@ class LeastSquaresMasker(CollectingMasker):
         }
 
     def _reading(self, reader: Reader) -> Any:
-        """Return how a layer reads a group, and how much the outputs depend on it."""
+        """Return how a layer reads a group, and how much the outputs depend on that."""
         from lilliput.pruning.removal_costs import Reading
 
         layer = reader.layer
@@ -171,7 +171,7 @@ class LeastSquaresMasker(CollectingMasker):
 
 @dataclass
 class Seen:
-    """Sums of what a layer has read."""
+    """Sums over the values that a layer has read or returned."""
 
     batches: int = 0
     count: int = 0
@@ -179,7 +179,7 @@ class Seen:
     products: Tensor = None
 
     def add(self, rows: Tensor, count: int) -> None:
-        """Take a batch into account, one row per channel; it counts that many times."""
+        """Add a batch with one row per channel, as ``count`` observations."""
         xp = namespace(rows)
         total, products = xp.sum(rows, axis=1), xp.products(rows)
         self.total = total if self.total is None else self.total + total
@@ -190,7 +190,7 @@ class Seen:
     def second_moments(
         self, over_processes: Callable[[Tensor], Tensor], is_centred: bool = False
     ) -> Any:
-        """Return the mean products of all channels in all processes, about zero or their means."""
+        """Return the mean products of all channels over all processes, about zero or their means."""
         xp = namespace(self.total)
         total, products = (xp.to_numpy(over_processes(x)) for x in (self.total, self.products))
         count = float(xp.to_numpy(over_processes(xp.ones_like(self.total[:1]) * self.count))[0])
@@ -207,7 +207,7 @@ class Reader:
 
 
 def readers_of(pruned: Any, layout: Any) -> list[Reader]:
-    """Return the layers that read the channels of a group and can be watched."""
+    """Return the layers that read the channels of a group and can be observed."""
     layers = {
         name: decision.layer
         for decision in layout.selection.decisions
@@ -228,9 +228,9 @@ def readers_of(pruned: Any, layout: Any) -> list[Reader]:
 class LeastSquaresPruner(CollectingPruner):
     """Prune the channels that cost least once the layers that read them are refitted.
 
-    For models that are pruned without training, or with little: ``calibrate`` on a few hundred
-    unlabelled examples, ``compress()``, then ``reconstruct``. It takes the arguments of
-    :class:`~lilliput.pruning.collecting.CollectingPruner`; ``example_inputs`` are needed.
+    For models that are pruned with little or no training: ``calibrate`` on a few hundred
+    unlabelled examples, ``compress()``, then ``reconstruct``. The arguments are those of
+    :class:`~lilliput.pruning.collecting.CollectingPruner`; ``example_inputs`` are required.
     """
 
     paper = "Hassibi & Stork 1993, Optimal brain surgeon; Wang et al. 2019, EigenDamage"
@@ -254,8 +254,8 @@ class LeastSquaresPruner(CollectingPruner):
         batches, forward, progress
             See there.
         loss : callable, optional
-            ``loss(model, batch)`` returns what to derive. By default a random combination of the
-            model's outputs, so that what counts is how much they move.
+            ``loss(model, batch)`` returns the scalar to differentiate. By default a random combination of
+            the model's outputs, so that a channel is scored by how much it changes them.
         """
         self._loss, self.masker.shows_progress = loss, progress
         super().calibrate(batches, forward, progress=progress)

@@ -1,8 +1,8 @@
 """LevelPruner: remove the weights of smallest magnitude.
 
-The plainest pruner there is: in every layer, the share ``sparsity`` of weights with the smallest
+The simplest pruner: in every layer, the share ``sparsity`` of weights with the smallest
 ``|w|`` becomes zero (Han et al., 2015, without the threshold). Exactly ``round(n * sparsity)``
-weights are removed, whatever ties there are.
+weights are removed, even if there are ties.
 
 >>> import torch
 >>> model = torch.nn.Sequential(torch.nn.Linear(20, 10), torch.nn.ReLU(), torch.nn.Linear(10, 2))
@@ -45,11 +45,11 @@ class LevelPruner(OneShotPruner):
         See :class:`~lilliput.pruning.criterion.CriterionPruner`. Rules hold ``sparsity`` (per layer), or
         ``total_sparsity`` with ``max_sparsity_per_layer`` (ranked over all the rule's layers).
     mode : {"normal", "balance"}
-        ``"balance"``: every block of a weight loses the same number of its smallest entries, the
-        nearest whole number to ``sparsity`` of a block.
+        ``"balance"``: every block of a weight loses the same number of its smallest entries:
+        ``sparsity`` times its size, rounded to the nearest integer.
     balance_gran : list of int, optional
-        With ``"balance"``, the sizes of a block along the last dimensions of the weight, in the order
-        (outputs, inputs, kernel); along others it has size 1. ``[4]`` is 4 inputs of a row of ``Linear``.
+        With ``"balance"``, the size of a block along the last dimensions of the weight, in the order
+        (outputs, inputs, kernel); 1 along the others. ``[4]`` means 4 inputs of a row of ``Linear``.
 
     Examples
     --------
@@ -75,7 +75,7 @@ class LevelPruner(OneShotPruner):
         if mode not in ("normal", "balance"):
             raise ConfigError(f"mode: received {mode!r}, expected 'normal' or 'balance'.")
         if mode == "balance":
-            from lilliput.pruning.balance import balanced  # here: it needs NumPy
+            from lilliput.pruning.balance import balanced  # imported here: it needs NumPy
 
             super().__init__(*args, masker_type=balanced(balance_gran), **others)
             return

@@ -1,12 +1,12 @@
-"""LotteryTicketPruner: train, prune a fifth, go back to the early weights, and train again.
+"""LotteryTicketPruner: train, prune a fifth, rewind to the early weights, and train again.
 
-Frankle & Carbin, "The lottery ticket hypothesis", 2019; going back not to the first weights but to those of
-an early epoch ("late rewinding") is what makes it work on larger networks: Frankle et al., "Linear mode
+Frankle & Carbin, "The lottery ticket hypothesis", 2019. Rewinding to the weights of an early epoch instead
+of the initial ones ("late rewinding") makes it work on larger networks: Frankle et al., "Linear mode
 connectivity and the lottery ticket hypothesis", 2020. After round ``r`` of ``n`` a layer has a sparsity of::
 
     s_r = 1 - (1 - s) ** (r / n)
 
-so that each round removes the same share of what is left.
+so that each round removes the same share of the remaining weights.
 
 >>> import torch
 >>> model = torch.nn.Linear(10, 10)
@@ -49,7 +49,7 @@ _SHARE = 0.2  # of what is left goes in each round, if the rule does not say how
 
 
 class LotteryRule(SparsityRule):
-    """How much to remove in all, and in how many rounds."""
+    """How much to remove in total, and in how many rounds."""
 
     prune_iterations: Count | None = Field(
         None,
@@ -57,7 +57,7 @@ class LotteryRule(SparsityRule):
     )
 
     def settings(self) -> dict[str, Any]:
-        """As in :meth:`Rule.settings`, with all that is asked for under the names of a schedule."""
+        """As in :meth:`Rule.settings`, with all targets under the keys of a schedule."""
         number = self.prune_iterations or rounds(self.asked)
         settings = super().settings() | {"prune_iterations": number}
         settings.pop("sparsity", None)
@@ -65,7 +65,7 @@ class LotteryRule(SparsityRule):
 
 
 def rounds(sparsity: float | None) -> int:
-    """Return how many rounds it takes if each removes at most 20 % of what is left.
+    """Return the number of rounds if each removes at most 20 % of the remaining weights.
 
     Examples
     --------
@@ -81,23 +81,24 @@ class LotteryTicketPruner(ScheduledPruner):
     """Prune in rounds of training, and rewind the remaining weights to early values after each.
 
     Call ``update_epoch(epoch)`` at the start of each epoch, counting from 0, for :attr:`epochs` epochs.
-    All parameters of the model are set back, pruned or not, and the optimizer starts afresh; set the
-    learning rate back as well if you change it (a schedule inside a Keras optimizer starts again).
-    Running statistics of norms are left to the training. The early values belong to ``state()``, so that a
-    run that was killed goes on from there.
+    All parameters of the model are rewound, pruned or not, and the optimizer is reset; reset the
+    learning rate as well if you change it (a schedule inside a Keras optimizer restarts by itself).
+    Running statistics of norms are not rewound. The early values are part of ``state()``, so that an
+    interrupted run can be resumed.
 
     Parameters
     ----------
     model, config_list, optimizer
-        See :class:`~lilliput.core.compressor.Compressor`. Rules hold ``sparsity``, optionally
-        ``prune_iterations`` (rounds; by default each removes 20 % of what is left) and ``granularity``.
+        See :class:`~lilliput.core.compressor.Compressor`. Rules have ``sparsity``, optionally
+        ``prune_iterations`` (rounds; by default each removes 20 % of the remaining weights) and
+        ``granularity``.
     pruning_algorithm, example_inputs, groups, pruning_params
-        See :class:`~lilliput.pruning.named.NamedCriterionPruner`; by magnitude if not given.
+        See :class:`~lilliput.pruning.named.NamedCriterionPruner`; by default by magnitude.
     epochs_per_round : int
-        Epochs of training before each pruning, and after the last.
+        Epochs of training before each pruning, and after the last one.
     rewind_epoch : int
-        To the weights at the start of which epoch to go back; 0 are those at ``compress()``. The first
-        round is longer by so many epochs.
+        Rewind to the weights at the start of this epoch; 0 means those at ``compress()``. The first
+        round is longer by this number of epochs.
     reset_weights : bool
         False: only prune in rounds, and keep the trained weights.
     """
@@ -126,29 +127,29 @@ class LotteryTicketPruner(ScheduledPruner):
 
     @property
     def rounds(self) -> int:
-        """After how many rounds of training weights are pruned; one more follows."""
+        """The number of training rounds that end with pruning; one more follows."""
         found = [int(w.config["prune_iterations"]) for w in self.get_modules_wrapper()]
         return max(found, default=0)
 
     @property
     def epochs(self) -> int:
-        """How many epochs there are in all."""
+        """The total number of epochs."""
         return self.rewind_epoch + self.epochs_per_round * (self.rounds + 1)
 
     def target_sparsity(self, wrapper: Any, epoch: int) -> float:
-        """Return the sparsity of a layer after the rounds that are over at the start of an epoch."""
+        """Return the sparsity of a layer after the rounds completed before an epoch."""
         number, final = wrapper.config["prune_iterations"], wrapper.config["final_sparsity"]
         over = min(max(epoch - self.rewind_epoch, 0) // self.epochs_per_round, number)
         return float(final if over == number else 1 - (1 - final) ** (over / number))
 
     def update_epoch(self, epoch: int) -> None:
-        """Move on to an epoch; at the end of a round, prune and set the weights back."""
+        """Move on to an epoch; at the end of a round, prune and rewind the weights."""
         super().update_epoch(epoch)
         if self.is_wrapped and self.now_epoch == self.rewind_epoch:
             self._remember()
 
     def bind_model(self, model: Any) -> None:
-        """As in :class:`CriterionPruner`; take the values to go back to, if they are the first."""
+        """As in :class:`CriterionPruner`; record the early values if ``rewind_epoch`` is 0."""
         super().bind_model(model)
         layers = {id(x): x for x in self._backend.parameters(model).values()}
         self._others = [self._backend.wrap(self.kind, x, self) for x in layers.values()]
@@ -156,7 +157,7 @@ class LotteryTicketPruner(ScheduledPruner):
             self._remember()
 
     def _remember(self) -> None:
-        """Keep the values of all parameters, once."""
+        """Record the values of all parameters, once."""
         (first, *_) = self.get_modules_wrapper()
         if self.reset_weights and first.early_values is None:
             found = ((w.name, w.weight) for w in self._others)
@@ -164,12 +165,12 @@ class LotteryTicketPruner(ScheduledPruner):
 
     def _follow_up(self, has_masks: bool) -> None:
         super()._follow_up(has_masks)
-        # Masks that come with compress() come to weights that were not trained under it.
+        # Masks computed by compress() itself are not preceded by a round of training.
         if has_masks and self.reset_weights and self._has_compressed:
             self._go_back()
 
     def _go_back(self) -> None:
-        """Set all parameters to their early values, and let the optimizer start afresh."""
+        """Set all parameters to their early values, and reset the optimizer."""
         (first, *_) = self.get_modules_wrapper()
         values = first.early_values
         if values is None:
@@ -182,7 +183,7 @@ class LotteryTicketPruner(ScheduledPruner):
             held, value = wrapper.weight, values[wrapper.name]
             xp = namespace(held)
             xp.assign(held, value)
-            # As arrays: the model may have been moved to another device since.
+            # Compare as arrays: the model may have been moved to another device since.
             now, wanted = xp.to_numpy(wrapper.weight), namespace(value).to_numpy(value)
             if not ((now == wanted) | (wanted != wanted)).all():  # NaN differs from itself
                 raise UnsupportedModelError(

@@ -1,14 +1,14 @@
-"""MovementPruner: keep the weights that move away from zero while a model is fine-tuned.
+"""MovementPruner: keep the weights that move away from zero during fine-tuning.
 
 Sanh et al., "Movement pruning: adaptive sparsity by fine-tuning", 2020. Each weight has a score, which is
-trained with the gradient that its mask would have::
+trained with the gradient of its mask::
 
     w' = w * m(s)        ds = dL/dw' * w        dw = dL/dw' * m(s)
 
-So scores grow where the loss pushes a weight away from zero. ``'hard'`` keeps the weights of the largest
-scores, as many as a cubic schedule says; ``'soft'`` keeps those with ``sigmoid(s)`` above a threshold, and a
-penalty on the mean of ``sigmoid(s)`` decides how many these are. Weights that are masked keep their values,
-and may come back.
+So scores grow where the loss pushes a weight away from zero. ``'hard'`` keeps the weights with the largest
+scores, as many as a cubic schedule allows; ``'soft'`` keeps those with ``sigmoid(s)`` above a threshold, and
+a penalty on the mean of ``sigmoid(s)`` decides how many that are. Masked weights keep their raw values, and
+may be unmasked again.
 
 >>> import torch
 >>> model = torch.nn.Linear(8, 4)
@@ -55,7 +55,7 @@ log = logging.getLogger("lilliput")
 class MovementRule(PatternRule):
     """The share of each layer's weights to remove, or in 'soft' mode the threshold of the scores.
 
-    An N:M pattern implies its share.
+    An N:M pattern implies the share.
     """
 
     @model_validator(mode="after")
@@ -67,15 +67,15 @@ class MovementRule(PatternRule):
 
 @register_pruner("movement")
 class MovementPruner(LearningPruner):
-    """Prune the weights that move towards zero while the model is fine-tuned.
+    """Prune the weights that move towards zero during fine-tuning.
 
-    The optimizer trains the scores along with the weights; masks follow after each step, until
+    The optimizer trains the scores along with the weights; masks are updated after each step, until
     ``harden()`` or ``strip()``.
 
     Parameters
     ----------
     model, config_list, optimizer
-        See :class:`~lilliput.core.compressor.Compressor`. A rule holds ``sparsity`` and optionally
+        See :class:`~lilliput.core.compressor.Compressor`. A rule has ``sparsity`` and optionally
         ``granularity``: blocks, which have one score each, or in mode 'hard' an N:M pattern. In mode 'soft',
         ``sparsity`` is the threshold of ``sigmoid(score)``, usually 0.1.
     warm_up_step : int
@@ -83,13 +83,13 @@ class MovementPruner(LearningPruner):
     cool_down_beginning_step : int
         The step at which the sparsity (or threshold) stops growing; masks still change.
     movement_mode : {'hard', 'soft'}
-        Whether to keep an exact share of each layer, or what scores above the threshold.
+        Whether to keep an exact share of each layer, or the weights with a score above the threshold.
     regular_scale : float
-        Weight of the mean ``sigmoid(score)`` in the loss; 1 to 30 in mode 'soft', where more of it
+        Weight of the mean ``sigmoid(score)`` in the loss; 1 to 30 in mode 'soft', where a larger weight
         prunes more. It grows on the same schedule.
     score_scale : float
-        By how much scores move faster than weights: under Adam, so many times. In mode 'hard' only
-        their order counts.
+        How much faster scores move than weights (under Adam, exactly this factor). In mode 'hard' only
+        their order matters.
     """
 
     paper = "Sanh et al. 2020, Movement pruning"
@@ -142,7 +142,7 @@ class MovementPruner(LearningPruner):
         block = block_of(wrapper.layer_info)
         if block is not None:
             score = spread_blocks(score, block, wrapper.layer_info, xp.shape(weight))
-        # The last part is zero, and its gradient that of a mask which is the score.
+        # The second term is zero, but has the gradient of a mask that equals the score.
         return weight * mask + (score - xp.detach(score)) * xp.detach(weight)
 
     def penalty(self, wrapper: Any, value: Tensor) -> Tensor:
@@ -151,31 +151,31 @@ class MovementPruner(LearningPruner):
         return namespace(value).mean(sigmoid(value * self.score_scale)) * share
 
     def penalizes(self) -> bool:
-        """Whether scores are penalized at all."""
+        """Whether scores are penalized."""
         return self.regular_scale > 0
 
     def growth(self, step: int) -> float:
-        """Return how far the cubic schedule has come at a step, from 0 to 1."""
+        """Return the progress of the cubic schedule at a step, from 0 to 1."""
         return cubic_sparsity(step, 0.0, 1.0, self.warm_up_step, self.cool_down_beginning_step)
 
     def step(self) -> None:
-        """Follow one training step; the schedule ends where all layers are hardened."""
+        """Follow one training step; the schedule stops once all layers are hardened."""
         self.now_step += 1 if self.soft_wrappers() else 0
 
     def targets(self) -> Targets:
-        """Return the layers that are still trained, with their sparsity or threshold at this step."""
+        """Return the layers that are still trained, with their current sparsity or threshold."""
         growth = self.growth(self.now_step)
         return [(w, w.config["sparsity"] * growth) for w in self.soft_wrappers()]
 
     def calc_masks(self, targets: Targets) -> Answers:
-        """Return masks by the scores as they are now."""
+        """Return masks computed from the current scores."""
         for wrapper, target in targets:
             score = self.learned(wrapper)
             xp = namespace(score)
             score = self.ranked(wrapper, xp.widen(xp.detach(score)), "scores") * self.score_scale
             if target and xp.count_nonzero(score) == 0:
                 self._check_trains(wrapper)
-                target = 0.0  # scores that are all zero rank nothing yet
+                target = 0.0  # scores that are all zero cannot be ranked yet
             block, pattern = block_of(wrapper.layer_info), wrapper.config.get("granularity")
             if isinstance(pattern, str):
                 mask = prune_pattern(score, float(target or 0), pattern, wrapper.layer_info)
@@ -188,7 +188,7 @@ class MovementPruner(LearningPruner):
             yield wrapper, {"weight_mask": mask}
 
     def strip(self) -> Any:
-        """As in :meth:`Compressor.strip`; says so if the schedule has not come to its end."""
+        """As in :meth:`Compressor.strip`; log a warning if the schedule is not complete."""
         if self.is_wrapped and self.is_behind:
             log.warning(
                 "MovementPruner: stripped at step %d of %d, before the requested sparsity was reached; "
@@ -199,7 +199,7 @@ class MovementPruner(LearningPruner):
         return super().strip()
 
     def export_model(self, *args: Any, **kwargs: Any) -> None:
-        """As in :meth:`Compressor.export_model`; refuses before the schedule has come to its end."""
+        """As in :meth:`Compressor.export_model`; raise if the schedule is not complete."""
         if self._has_compressed and self.is_behind:
             raise StageError(
                 f"MovementPruner: export_model() came at step {self.now_step} of "
@@ -210,15 +210,15 @@ class MovementPruner(LearningPruner):
 
     @property
     def is_behind(self) -> bool:
-        """Whether the sparsity (or threshold) that was asked for has not been reached."""
+        """Whether the requested sparsity (or threshold) has not been reached."""
         return self.now_step < self.cool_down_beginning_step
 
-    # -- the engine room ---------------------------------------------------------------------------
+    # -- internals ---------------------------------------------------------------------------------
 
     def _check_trains(self, wrapper: Any) -> None:
-        """Raise if the scores of a layer are all zero, and nothing is going to change that.
+        """Raise if the scores of a layer are all zero and cannot change any more.
 
-        A learning rate that starts at zero does not move them in the first steps.
+        With a learning rate that starts at zero, they do not move in the first steps.
         """
         if self.optimizer is None or not self.is_behind:
             raise StageError(
@@ -228,7 +228,7 @@ class MovementPruner(LearningPruner):
             )
 
     def update_mask(self) -> None:
-        """Ask for masks, and move the weight of the penalty with them."""
+        """Update the masks, and the weight of the penalty with them."""
         super().update_mask()
         self._set_penalty()
 
@@ -239,14 +239,14 @@ class MovementPruner(LearningPruner):
         super()._prepare()
 
     def _set_penalty(self) -> None:
-        """Weigh the mean score of each layer, of all layers alike, for the next step."""
+        """Set the weight of each layer's mean score in the penalty, equal for all layers."""
         wrappers = self.get_modules_wrapper()
         share = self.regular_scale * self.growth(self.now_step) / max(len(wrappers), 1)
         for wrapper in wrappers if self.penalizes() else ():
             wrapper.set_attribute("regular_now", self._backend.tensor(share, wrapper))
 
     def _find_problems(self, selection: Selection) -> list[Problem]:
-        """Return patterns that do not fit, or that a threshold cannot keep."""
+        """Return patterns that do not fit, or that a threshold cannot produce."""
         why = "movement_mode='soft' keeps weights whose score is above a threshold; choose 'hard'"
         found = find_patterns(selection, why) if self.movement_mode == "soft" else []
         return [*super()._find_problems(selection), *found, *find_misfits(selection)]

@@ -1,4 +1,4 @@
-"""Pruners that borrow the criterion of another one, by its name."""
+"""Pruners that use the criterion of another pruner, given by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class NamedCriterionArguments(CriterionArguments, total=False):
 
 
 class NamedCriterionPruner(CriterionPruner):
-    """Decide when to prune how much; another pruner's criterion says which weights.
+    """Decide when to prune and how much; another pruner's criterion ranks the weights.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class NamedCriterionPruner(CriterionPruner):
         )
 
     def masker_of(self, algorithm: str | type) -> type[WeightMasker]:
-        """Return the criterion of a one-shot pruner, or refuse another one."""
+        """Return the criterion of a one-shot pruner; raise for any other."""
         found: Any = pruners.get(algorithm) if isinstance(algorithm, str) else algorithm
         if not isinstance(found, type) or not issubclass(found, OneShotPruner):
             raise ConfigError(

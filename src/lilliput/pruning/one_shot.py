@@ -1,4 +1,4 @@
-"""Prune once, by score: the frame for algorithms that rank weights. Write ``score``, that is all.
+"""Prune once, by score: the base of algorithms that rank weights. Subclasses only implement ``score``.
 
 >>> import torch
 >>> class Squares(ScoreMasker):
@@ -65,7 +65,7 @@ class OneShotRule(PatternRule):
 
 
 class ScoreMasker(WeightMasker):
-    """Remove the weights with the smallest score: exactly the count asked for, ties by position."""
+    """Remove the weights with the smallest score: exactly the requested count, ties by position."""
 
     keys = frozenset({"granularity"})
 
@@ -85,19 +85,19 @@ class ScoreMasker(WeightMasker):
         return {"weight_mask": prune_smallest(score, count)}
 
     def rank(self, wrapper: Any) -> Tensor:
-        """Return the scores, with what is pruned already below everything else."""
+        """Return the scores, with pruned weights ranked below all others."""
         score = self.score(wrapper)
         xp = namespace(score)
         check_scores(score, wrapper.name)
         mask = wrapper.weight_mask
-        is_held = not getattr(wrapper, "is_soft", False)  # else what is pruned may come back
+        is_held = not getattr(wrapper, "is_soft", False)  # else pruned weights may regrow
         if is_held and xp.count_nonzero(mask) < xp.size(mask):
             score = xp.where(mask == 0, -math.inf, score)
         return score
 
     @classmethod
     def find_problems(cls, selection: Selection) -> list[Problem]:
-        """Return the layers that the pattern of their rule does not divide."""
+        """Return a problem for each layer whose size is not a multiple of its pattern."""
         return find_misfits(selection)
 
 
@@ -112,10 +112,10 @@ class OneShotPruner(CriterionPruner):
 
     rule: ClassVar[type[Rule]] = OneShotRule
     masker_type: type[WeightMasker] = ScoreMasker
-    needs_optimizer: ClassVar[bool] = False  # until the masks are there
+    needs_optimizer: ClassVar[bool] = False  # until the masks have been computed
 
     def targets(self) -> Targets:
-        """Return the layers that have no mask yet, none before the criterion is ready."""
+        """Return the layers without a mask; none before the criterion is ready."""
         if not self.masker.is_ready():
             return []
         return [
@@ -125,11 +125,11 @@ class OneShotPruner(CriterionPruner):
         ]
 
     def step(self) -> None:
-        """Follow one training step; refuse one that the algorithm has no part in."""
+        """Follow one training step; raise if the algorithm cannot use it."""
         self._check_optimizer()
 
     def strip(self) -> Any:
-        """As in :meth:`Compressor.strip`; says so if the masks never came."""
+        """As in :meth:`Compressor.strip`; log a warning if the masks were never computed."""
         missing = self._missing()
         if self.is_wrapped and missing:
             log.warning(
@@ -140,7 +140,7 @@ class OneShotPruner(CriterionPruner):
         return super().strip()
 
     def export_model(self, *args: Any, **kwargs: Any) -> None:
-        """As in :meth:`Compressor.export_model`; refuses while the masks have yet to come."""
+        """As in :meth:`Compressor.export_model`; raise while the masks are missing."""
         missing = self._missing()
         if self._has_compressed and missing:
             raise StageError(
@@ -153,7 +153,7 @@ class OneShotPruner(CriterionPruner):
     def _bind(self) -> None:
         super()._bind()
         self.set_wrappers_attribute("if_calculated", False)
-        self.set_wrappers_attribute("layer_sparsity", None)  # a layer's part of a total sparsity
+        self.set_wrappers_attribute("layer_sparsity", None)  # a layer's share of a total sparsity
 
     def _is_due(self) -> bool:
         return self._needs_criterion() and bool(self.masker.is_ready())
@@ -171,7 +171,7 @@ class OneShotPruner(CriterionPruner):
         self._stop_if_done()
 
     def _stop_if_done(self) -> None:
-        """Watch nothing any more once all masks are there."""
+        """Stop observing once all masks have been computed."""
         if self.masker is not None and not self._needs_criterion():
             self.masker.stop()
 
@@ -181,7 +181,7 @@ class OneShotPruner(CriterionPruner):
         return str(self.masker.what_is_missing())
 
     def _check_optimizer(self) -> None:
-        # Here and not in the constructor: a recipe binds the optimizer later.
+        # Checked here and not in the constructor, because a recipe binds the optimizer later.
         is_alone = self.needs_optimizer and self.is_wrapped and self.optimizer is None
         if is_alone and (missing := self._missing()):
             raise StageError(
@@ -200,7 +200,7 @@ class OneShotPruner(CriterionPruner):
         return sparsity
 
     def _share_of(self, wrapper: Any) -> float:
-        """Return a layer's part of a total sparsity, ranking the layers of its rule together."""
+        """Return a layer's share of a total sparsity, ranking the layers of its rule together."""
         if wrapper.layer_sparsity is None:
             config = wrapper.config
             masker: Any = self.masker

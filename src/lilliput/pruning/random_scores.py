@@ -1,7 +1,7 @@
-"""RandomPruner and RandomChannelPruner: remove weights or channels at random, the control of all others.
+"""RandomPruner and RandomChannelPruner: remove random weights or channels, as a baseline for all others.
 
-A criterion that is not better than these has learned nothing about the network. The numbers come from a
-seed and the name of the layer, so that masks are the same on every machine and framework, and a layer's
+A criterion that is not better than these has learned nothing about the network. The numbers depend only on
+the seed and the name of the layer, so that masks are the same on every machine and framework, and a layer's
 mask does not depend on which others are pruned.
 
 >>> import torch
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 def random_scores(name: str, shape: tuple[int, ...], seed: int, like: Tensor) -> Tensor:
-    """Return uniform random numbers that depend on nothing but a name, a shape and a seed."""
-    import numpy as np  # here: it is not needed to import Lilliput
+    """Return uniform random numbers that depend only on a name, a shape and a seed."""
+    import numpy as np  # imported here: importing Lilliput does not need it
 
     xp = namespace(like)
     generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
@@ -37,7 +37,7 @@ def random_scores(name: str, shape: tuple[int, ...], seed: int, like: Tensor) ->
 
 
 class SeededMasker(WeightMasker):
-    """The base of maskers that draw their scores, from a seed."""
+    """Base class of maskers with random scores from a seed."""
 
     def __init__(self, model: Any, pruner: Any, seed: int = 0) -> None:
         super().__init__(model, pruner)
@@ -66,14 +66,14 @@ class RandomChannelMasker(SeededMasker, ChannelMasker):
 
 
 class SeededPruner(OneShotPruner):
-    """The base of pruners that choose at random.
+    """Base class of pruners that choose at random.
 
     Parameters
     ----------
     model, config_list, optimizer, example_inputs, groups
         See :class:`~lilliput.pruning.criterion.CriterionPruner`.
     seed : int
-        Another seed, other weights or channels.
+        A different seed selects different weights or channels.
     """
 
     @passes_on(CriterionArguments, to=OneShotPruner)
@@ -86,7 +86,7 @@ class RandomPruner(SeededPruner):
     """Prune random weights, N:M patterns or blocks in one shot, to an exact sparsity.
 
     Rules are those of :class:`~lilliput.pruning.level.LevelPruner`; ``granularity`` removes patterns or
-    blocks. Another ``seed``, other weights.
+    blocks. A different ``seed`` selects different weights.
     """
 
     masker_type = RandomMasker
@@ -96,7 +96,7 @@ class RandomPruner(SeededPruner):
 class RandomChannelPruner(SeededPruner, ChannelPruner):
     """Prune random channels; see :class:`~lilliput.pruning.channels.ChannelPruner`.
 
-    Another ``seed``, other channels.
+    A different ``seed`` selects different channels.
     """
 
     masker_type = RandomChannelMasker

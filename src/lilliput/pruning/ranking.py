@@ -1,6 +1,6 @@
-"""From scores of channels to the channels that go: exact counts, limits, joint ranking, budgets.
+"""From channel scores to the channels to remove: exact counts, limits, joint ranking, budgets.
 
-Everything here is plain NumPy, and the same for every framework.
+Everything here is plain NumPy and independent of the framework.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ Removed = dict[str, Flags]
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """The units of one group, and what limits their removal.
+    """The units of one group, and the limits of their removal.
 
     Parameters
     ----------
     name : str
-        The group.
+        Name of the group.
     scores : array of float
         Importance of each unit; larger is kept.
     removed : array of bool
-        What is gone already; it stays removed.
+        Units that are removed already; they stay removed.
     rows : array of int, optional
-        Row of each unit; as many are kept in one row as in another.
+        Row of each unit; all rows keep the same number of units.
     channels : int
         Channels per unit.
     min_kept, round_to : int
-        The fewest channels to keep, and what their number shall be a multiple of.
+        The fewest channels to keep, and the number that their count must be a multiple of.
     most : float, optional
         The largest share to remove.
     stage : Stage, optional
-        Which numbers of kept units per row go together, where they need not be equal.
+        The allowed combinations of kept units per row, where rows need not be equal.
     scores_compare : bool
-        Whether scores mean the same in every group.
+        Whether scores are comparable across groups.
 
     Examples
     --------
@@ -71,12 +71,12 @@ class Candidates:
 
     @property
     def ranked(self) -> Scores:
-        """The scores, with what is removed already below everything else."""
+        """The scores, with removed units ranked below all others."""
         return np.where(self.removed, -np.inf, self.scores)
 
     @property
     def relative(self) -> Scores:
-        """The ranked scores in terms of their mean, so that layers can be compared."""
+        """The ranked scores divided by their mean, so that layers can be compared."""
         if self.scores_compare:
             return self.ranked
         kept = self.scores[~self.removed]
@@ -84,7 +84,7 @@ class Candidates:
         return self.ranked / mean if mean > 0 else self.ranked
 
     def limit(self, count: int) -> int:
-        """Return the largest number of units, not above ``count``, that may be removed in all."""
+        """Return the largest total number of units, at most ``count``, that may be removed."""
         if self.most is not None:
             count = min(count, prune_count(self.size, self.most))
         if self.stage is not None:
@@ -96,7 +96,7 @@ class Candidates:
         return max(self.size - kept, int(self.removed.sum()))
 
     def _stage_counts(self, stage: Stage, count: int) -> NDArray[np.int64]:
-        """Return how many units of each row are kept if at most ``count`` may go."""
+        """Return how many units of each row are kept if at most ``count`` are removed."""
         alive = np.bincount(stage.rows[~self.removed], minlength=int(stage.rows.max()) + 1)
         least = -(-(self.size - count) * stage.size // self.size)
         for step in range(max(least, 1), stage.size):
@@ -108,7 +108,7 @@ class Candidates:
         return alive
 
     def take(self, count: int) -> Flags:
-        """Return ``count`` units of smallest score; of equals, those that come last."""
+        """Return the ``count`` units of smallest score; among equal scores, the last ones."""
         chosen: Flags = self.removed.copy()
         rows = np.zeros(self.size, np.int64) if self.rows is None else self.rows
         sizes = np.bincount(rows)
@@ -120,7 +120,7 @@ class Candidates:
         return chosen
 
     def queue(self) -> Scores:
-        """Return the relative scores of all units that may go, in the order in which they go."""
+        """Return the relative scores of all units that may be removed, in order of removal."""
         order = self._order(np.arange(self.size))
         return self.relative[order][: self.limit(self.size)]
 
@@ -156,20 +156,20 @@ def take_until(
     what: str,
     others: Mapping[str, Flags],
 ) -> Removed:
-    """Remove as few units as it takes, by their relative scores, to come within a budget.
+    """Remove as few units as necessary, by their relative scores, to meet a budget.
 
     Parameters
     ----------
     candidates : sequence of Candidates
         The groups to choose from.
     budget : float
-        What ``count`` may come to: below 1 a share of the whole model, else a number.
+        The largest value of ``count``: below 1 a share of the whole model, otherwise a number.
     count : callable
         Parameters or operations of the model without the removed units.
     what : str
         Name of the budget, for the message if it cannot be met.
     others : mapping
-        What is removed from other groups.
+        The units removed from other groups.
     """
     whole = count({})
     allowed = math.floor(whole * budget) if budget < 1 else int(budget)
@@ -184,7 +184,7 @@ def take_until(
             f"{what} {budget:g} allows {allowed:,} of {whole:,}, but the selected layers and their limits "
             f"can reach only {least:,}; select more layers or relax the limits."
         )
-    while low < high:  # the cost never grows with the number of units that go
+    while low < high:  # the cost never grows with the number of removed units
         middle = (low + high) // 2
         low, high = (low, middle) if cost(middle) <= allowed else (middle + 1, high)
     return _take_first(candidates, low)
@@ -193,7 +193,7 @@ def take_until(
 def _take_first(candidates: Sequence[Candidates], first: int) -> Removed:
     """Remove the first units of the joint queue, as far as each group's limits allow.
 
-    Of units with equal scores, every group gives the same share.
+    Among units with equal scores, every group loses the same share.
     """
     queues = [group.queue() for group in candidates]
     owners = np.repeat(np.arange(len(queues)), [len(queue) for queue in queues])

@@ -1,10 +1,10 @@
-"""What it costs to remove channels, if the layers that read them are refitted: pure NumPy.
+"""The cost of removing channels if the layers that read them are refitted: pure NumPy.
 
-A layer reads channels ``x`` with covariance ``C`` and weights of which ``H = WᵀW`` is kept. Refitted on
-the channels that stay, its squared error grows by the removal of channel ``i`` by ``H_ii / (C⁻¹)_ii``,
-where ``W`` and ``C⁻¹`` are those of the channels left (Hassibi & Stork, "Second order derivatives for
-network pruning: optimal brain surgeon", 1993). For uncorrelated channels that is the variance of the
-channel times the energy of the weights that read it.
+A layer reads channels ``x`` with covariance ``C``; of its weights, ``H = WᵀW`` is kept. If the layer is
+refitted to the remaining channels, removing channel ``i`` increases its squared error by
+``H_ii / (C⁻¹)_ii``, where ``W`` and ``C⁻¹`` are those of the channels left (Hassibi & Stork, "Second order
+derivatives for network pruning: optimal brain surgeon", 1993). For uncorrelated channels this is the
+variance of the channel times the energy of the weights that read it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-_RIDGE = 1e-4  # of the mean variance: directions without data cost next to nothing, not nothing
-_PER_ROW = 0.1  # added to that for each input that there is per row
-_ROUNDS = 128  # in which channels are removed, a few at a time
+_RIDGE = 1e-4  # of the mean variance: directions without data get a small nonzero cost
+_PER_ROW = 0.1  # added to _RIDGE, times inputs per row
+_ROUNDS = 128  # channels are removed in this many rounds, a few at a time
 
 
 @dataclass
@@ -30,13 +30,13 @@ class Reading:
     Parameters
     ----------
     covariance : array
-        Of its inputs.
+        Covariance of its inputs.
     energy : array
         ``WᵀW`` of its weights, over outputs and taps.
     units : array of int
         The unit that each input belongs to, -1 for those that stay.
     rows : float
-        From how many observations the covariance was estimated.
+        Number of observations that the covariance was estimated from.
     """
 
     covariance: Array
@@ -45,7 +45,7 @@ class Reading:
     rows: float = np.inf
 
     def __post_init__(self) -> None:
-        # Fewer rows than inputs make channels look as if the others could say all that they say.
+        # With fewer rows than inputs, channels look like linear combinations of the others.
         share = _RIDGE + _PER_ROW * len(self.covariance) / self.rows
         ridge = share * max(float(self.covariance.diagonal().mean()), 1e-30)
         self._inverse = np.linalg.inv(self.covariance + ridge * np.eye(len(self.covariance)))
@@ -53,7 +53,7 @@ class Reading:
         self._units = self.units.copy()
 
     def costs(self, size: int) -> Array:
-        """Return what each unit costs to remove now; those that it does not read cost nothing."""
+        """Return the current removal cost of each unit; units that the layer does not read cost nothing."""
         costs = np.zeros(size)
         counts = np.bincount(self._units[self._units >= 0], minlength=size)
         for width in np.unique(counts[counts > 0]):
@@ -66,7 +66,7 @@ class Reading:
         return costs
 
     def remove(self, units: Indices) -> None:
-        """Refit the layer on what is left without these units."""
+        """Remove these units and refit the layer to the remaining ones."""
         gone = np.isin(self._units, units)
         if not gone.any():
             return
@@ -84,10 +84,10 @@ class Reading:
 
 
 def removal_costs(readings: Sequence[Reading], size: int) -> Array:
-    """Return for each unit what its removal costs at its turn, if the cheapest always goes first.
+    """Return the cost of each unit at the time of its removal, if the cheapest is always removed first.
 
-    The costs of all units before it are included in the state, so that of two units which say the
-    same one is cheap and the other is not.
+    Each cost accounts for the units removed before, so that of two identical units one is cheap
+    and the other is not.
 
     Examples
     --------
@@ -103,7 +103,7 @@ def removal_costs(readings: Sequence[Reading], size: int) -> Array:
         now = np.asarray(costs)[left]
         chosen = np.argsort(now, kind="stable")[:step]
         found[left[chosen]] = np.maximum(now[chosen], floor)
-        floor = float(found[left[chosen]].max()) * (1 + 1e-12)  # what goes later ranks higher
+        floor = float(found[left[chosen]].max()) * (1 + 1e-12)  # units removed later rank higher
         for reading in readings:
             reading.remove(left[chosen])
         left = np.delete(left, chosen)

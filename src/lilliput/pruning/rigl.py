@@ -1,14 +1,14 @@
-"""RigLPruner: train a sparse network from the start, and move its connections while it trains.
+"""RigLPruner: train a sparse network from the start, and move its connections during training.
 
 Evci et al., "Rigging the lottery: making all tickets winners", 2020. The network is sparse from the first
-step. Every ``update_every`` steps a share of each layer's connections, the smallest ones, is dropped, and as
-many grow where the gradient of the loss is largest::
+step. Every ``update_every`` steps, a share of each layer's connections is dropped, the smallest ones, and
+as many are grown where the gradient of the loss is largest::
 
     share = drop_fraction / 2 * (1 + cos(pi * t / t_end))        t_end = stop_at * training_steps
 
-New connections start at zero, and the optimizer treats them as new weights, without momentum. One that is
-dropped and grown again in the same update is not new: as in the authors' code, it keeps its value. After
-``t_end`` connections stay where they are. A ``total_sparsity`` is divided by Erdős–Rényi-Kernel, which keeps
+New connections start at zero, and the optimizer treats them as new weights, without momentum. A connection
+that is dropped and grown again in the same update keeps its value, as in the authors' code. After ``t_end``
+connections no longer change. A ``total_sparsity`` is distributed by Erdős–Rényi-Kernel (ERK), which keeps
 small layers denser.
 
 >>> import torch
@@ -50,9 +50,9 @@ from lilliput.registry import register_pruner
 
 
 class RigLRule(PatternRule):
-    """A sparsity for each layer, or one for all the layers of the rule together, divided by ERK.
+    """A sparsity for each layer, or one for all layers of the rule together, distributed by ERK.
 
-    An N:M pattern implies its sparsity.
+    An N:M pattern implies the sparsity.
     """
 
     total_sparsity: Fraction | None = Field(
@@ -70,14 +70,14 @@ class RigLRule(PatternRule):
             )
         if implied is not None and self.total_sparsity is not None:
             raise ValueError(
-                f"'granularity' {self.granularity!r} has a sparsity of {implied:g} in each layer; leave "
-                "'total_sparsity' out."
+                f"'granularity' {self.granularity!r} has a sparsity of {implied:g} in each layer; omit "
+                "'total_sparsity'."
             )
         return self
 
 
 def drop_share(step: int, end: float, fraction: float) -> float:
-    """Return the share of connections that an update moves.
+    """Return the share of connections moved by an update.
 
     Examples
     --------
@@ -88,17 +88,17 @@ def drop_share(step: int, end: float, fraction: float) -> float:
 
 
 def move_connections(mask: Tensor, size: Tensor, gradient: Tensor, count: int) -> Tensor:
-    """Return a mask with its ``count`` smallest connections dropped, and as many grown.
+    """Return a mask with its ``count`` smallest connections dropped and as many grown.
 
-    Those grow that have the largest gradient among all that are not connected, also among those that
-    were just dropped.
+    Connections are grown where the gradient is largest among all unconnected weights, including those
+    just dropped.
 
     Parameters
     ----------
     mask : tensor
         Ones where there is a connection.
     size, gradient : tensor
-        The magnitude of each connection, and that of its gradient. Must hold no NaN.
+        The magnitude of each weight and of its gradient; must not contain NaN.
     count : int
         How many to move, up to the number of connections.
 
@@ -118,16 +118,16 @@ def move_connections(mask: Tensor, size: Tensor, gradient: Tensor, count: int) -
 def move_in_groups(
     mask: Tensor, size: Tensor, gradient: Tensor, count: int, pattern: str, axis: int
 ) -> Tensor:
-    """As :func:`move_connections`, with as many in each group of an N:M pattern as before.
+    """As :func:`move_connections`, keeping the number per group of an N:M pattern.
 
     Parameters
     ----------
     mask, size, gradient, count
-        See there; the mask has the pattern.
+        See there; the mask must follow the pattern.
     pattern : str
         Such as ``"2:4"``.
     axis : int
-        Along which the groups lie.
+        Axis along which the groups lie.
 
     Examples
     --------
@@ -150,29 +150,29 @@ def _drop(mask: Tensor, size: Tensor, count: int) -> Tensor:
 class RigLPruner(Pruner):
     """Train a network that is sparse from the start, and regrow connections where gradients are large.
 
-    Pruned weights are zero at each step; which ones are pruned changes every ``update_every`` steps.
+    Pruned weights are zero at each step; the set of pruned weights changes every ``update_every`` steps.
 
     Parameters
     ----------
     model, config_list, optimizer
-        See :class:`~lilliput.core.compressor.Compressor`. A rule holds ``sparsity`` (per layer), or
-        ``total_sparsity`` (of all its layers, divided by ERK), and optionally ``granularity``: blocks, or
-        an N:M pattern, whose connections move within their groups. The gradients are read before the steps
+        See :class:`~lilliput.core.compressor.Compressor`. A rule has ``sparsity`` (per layer), or
+        ``total_sparsity`` (of all its layers, distributed by ERK), and optionally ``granularity``: blocks, or
+        an N:M pattern, whose connections move within their groups. Gradients are read before the steps
         of ``optimizer``.
     training_steps : int
-        How many steps the optimizer will make in all. Longer training is what helps most.
+        The total number of optimizer steps. Longer training is what helps most.
     update_every : int
         Steps between two updates.
     drop_fraction : float
-        Share of a layer's connections that the first update moves.
+        Share of a layer's connections moved by the first update.
     stop_at : float
-        After which share of the training connections stay where they are.
+        Share of the training after which connections no longer change.
     seed : int
-        Which connections there are at first; all processes draw the same.
+        Seed of the initial connections; all processes draw the same.
 
     Notes
     -----
-    In the step of an update, gradients are dense until the optimizer uses them: what clips them before
+    In the step of an update, gradients are dense until the optimizer uses them, so gradient clipping
     sees a larger norm. Weights are updated in that step as in any other.
     """
 
@@ -221,22 +221,22 @@ class RigLPruner(Pruner):
             )
 
     def targets(self) -> Targets:
-        """Return the layers that have no connections yet, or all of them when these are to move."""
+        """Return the layers without connections yet, or all layers when connections are to be moved."""
         wrappers = self.get_modules_wrapper()
         due = [w for w in wrappers if not w.is_drawn] or (wrappers if self._has_seen() else [])
         return [(wrapper, wrapper.config.get("sparsity")) for wrapper in due]
 
     def calc_masks(self, targets: Targets) -> Answers:
-        """Return where layers are connected from now on."""
+        """Return the new connections of the layers."""
         for wrapper, _ in targets:
             if not wrapper.is_drawn:
                 yield wrapper, {"weight_mask": self._draw(wrapper)}
-            elif wrapper.__dict__.get("_growth") is not None:  # else it was not a part of the loss
+            elif wrapper.__dict__.get("_growth") is not None:  # else not used by the loss
                 yield wrapper, {"weight_mask": self._move(wrapper)}
 
     def _draw(self, wrapper: Any) -> Tensor:
-        """Return a random mask with as many ones as the rule asks for."""
-        import numpy as np  # here: NumPy is not needed to import Lilliput
+        """Return a random mask with as many ones as the rule requests."""
+        import numpy as np  # imported here: importing Lilliput does not need NumPy
 
         layer, block = wrapper.layer_info, block_of(wrapper.layer_info)
         weight = wrapper.weight
@@ -289,10 +289,10 @@ class RigLPruner(Pruner):
         mask = move_connections(mask, scores[1], scores[2], count)
         return mask if block is None else spread_blocks(mask, block, layer, xp.shape(weight))
 
-    # -- the engine room ---------------------------------------------------------------------------
+    # -- internals ---------------------------------------------------------------------------------
 
     def _moves_at(self, step: int) -> bool:
-        """Whether connections move in a step; in the next one if that saw no gradients."""
+        """Whether connections move in a step; postponed to the next step if there were no gradients."""
         is_over = step >= self.stop_at * self.training_steps
         return not is_over and step - self.updated_step >= self.update_every
 
@@ -317,7 +317,7 @@ class RigLPruner(Pruner):
         self._show_gradients()
 
     def _show_gradients(self) -> None:
-        """Have the next step show the gradients of all weights, if connections move after it."""
+        """Make the next step expose the gradients of all weights, if connections move after it."""
         if self.is_wrapped and self.optimizer is not None and self._moves_at(self.now_step + 1):
             self._backend.show_gradients(self.get_modules_wrapper(), True)
 
@@ -325,7 +325,7 @@ class RigLPruner(Pruner):
         return (self._look_at_gradients,)
 
     def _look_at_gradients(self) -> None:
-        """Note the gradients that new connections would have, and mask them."""
+        """Record the gradients of possible new connections, and mask them."""
         wrappers = self.get_modules_wrapper()
         if not any(wrapper._shows_gradient for wrapper in wrappers):
             return
@@ -341,9 +341,8 @@ class RigLPruner(Pruner):
         wrappers = self.get_modules_wrapper()
         for wrapper in wrappers:
             wrapper.__dict__.pop("_growth", None)
-        if any(
-            wrapper._shows_gradient for wrapper in wrappers
-        ):  # of a step that is another one now
+        # The step to come may differ from the one whose gradients were to be exposed.
+        if any(wrapper._shows_gradient for wrapper in wrappers):
             self._backend.show_gradients(wrappers, False)
         self._show_gradients()
 

@@ -1,4 +1,4 @@
-"""Pruners that prune more with every epoch: any schedule, any criterion."""
+"""Pruners that increase the sparsity with every epoch: any schedule, any criterion."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ log = logging.getLogger("lilliput")
 
 
 class ScheduledPruner(NamedCriterionPruner):
-    """Move each layer's sparsity along a schedule; weights once pruned stay pruned.
+    """Move each layer's sparsity along a schedule; pruned weights stay pruned.
 
     Parameters
     ----------
     model, config_list, optimizer
-        See :class:`~lilliput.core.compressor.Compressor`. Rules hold ``initial_sparsity``,
+        See :class:`~lilliput.core.compressor.Compressor`. Rules have ``initial_sparsity``,
         ``final_sparsity``, ``start_epoch``, ``end_epoch`` and ``frequency``.
     pruning_algorithm, example_inputs, groups, pruning_params
         See :class:`~lilliput.pruning.named.NamedCriterionPruner`.
@@ -32,13 +32,13 @@ class ScheduledPruner(NamedCriterionPruner):
     now_epoch: int = 0
 
     def update_epoch(self, epoch: int) -> None:
-        """Move the schedule to an epoch; masks follow at once."""
+        """Move the schedule to an epoch and update the masks."""
         self.now_epoch = checked_epoch(epoch)
         for wrapper in self.get_modules_wrapper():
             wrapper.updated_epoch = -1
 
     def targets(self) -> Targets:
-        """Return the layers whose schedule asks for more zeros than there are, once in an epoch."""
+        """Return the layers whose schedule requests more zeros than they have, once per epoch."""
         due: list[tuple[Any, float | None]] = []
         for wrapper in self._unmasked():
             target = self.target_sparsity(wrapper, self.now_epoch)
@@ -47,7 +47,7 @@ class ScheduledPruner(NamedCriterionPruner):
         return due
 
     def target_sparsity(self, wrapper: Any, epoch: int) -> float:
-        """Return the sparsity that the schedule of a layer's rule gives an epoch."""
+        """Return the sparsity of a layer in an epoch, by the schedule of its rule."""
         config = wrapper.config
         return type(self).schedule(
             epoch,
@@ -59,7 +59,7 @@ class ScheduledPruner(NamedCriterionPruner):
         )
 
     def strip(self) -> Any:
-        """As in :meth:`Compressor.strip`; says so if the schedule has not come to its end."""
+        """As in :meth:`Compressor.strip`; log a warning if the schedule is not complete."""
         behind = [
             wrapper.name
             for wrapper in self.get_modules_wrapper()
@@ -84,7 +84,7 @@ class ScheduledPruner(NamedCriterionPruner):
         return bool(self._unmasked())
 
     def _unmasked(self) -> list[Any]:
-        """Return the layers that have not been asked about in this epoch."""
+        """Return the layers that have not been updated in this epoch."""
         return [w for w in self.get_modules_wrapper() if w.updated_epoch != self.now_epoch]
 
     def _mark_done(self, wrappers: Sequence[Any]) -> None:
@@ -97,5 +97,5 @@ class ScheduledPruner(NamedCriterionPruner):
             self.masker.start_over()
 
     def _can_ask(self, wrapper: Any) -> bool:
-        """Whether the criterion is ready, or nothing is asked of it in this epoch."""
+        """Whether the criterion is ready, or not needed in this epoch."""
         return self.target_sparsity(wrapper, self.now_epoch) == 0 or self.masker.is_ready()

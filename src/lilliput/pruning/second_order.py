@@ -1,10 +1,10 @@
-"""SecondOrderPruner: remove single weights and let those that stay make up for them, without training.
+"""SecondOrderPruner: remove single weights and refit the remaining ones to compensate, without training.
 
-To second order, what pruning a layer costs is the change of its output, ``‖X W - Y‖²``, where ``Y`` is what
-the original returns there and ``X`` what the layer reads once the layers before it are pruned. Of all
-weights ``W`` with the zeros that are asked for, the best ones are looked for: which to keep by alternating
-between the fit and the pattern (see :mod:`lilliput.ops.surgery`), then the values by least squares. Layers
-are pruned in the order in which they run, so each also makes up for what the ones before it have lost.
+To second order, the cost of pruning a layer is the change of its output, ``‖X W - Y‖²``, where ``Y`` is
+the output of the original layer and ``X`` the layer's input once the layers before it are pruned. The best
+weights ``W`` with the requested zeros are found in two steps: which to keep, by alternating between the fit
+and the pattern (see :mod:`lilliput.ops.surgery`), then their values, by least squares. Layers are pruned in
+the order in which they run, so each also compensates for the errors of the layers before it.
 Hassibi & Stork, "Optimal brain surgeon", 1993; Frantar & Alistarh, "Optimal brain compression", 2022; Meng
 et al., "ALPS: improved optimization for highly sparse one-shot pruning", 2024.
 
@@ -38,17 +38,17 @@ from lilliput.registry import register_pruner
 
 
 class SecondOrderMasker(LAMPMasker):
-    """Say which weights a least-squares fit keeps; LAMP shares a total sparsity among layers."""
+    """Keep the weights chosen by a least-squares fit; LAMP distributes a total sparsity among layers."""
 
     default_types = frozenset({"Conv1d", "Conv2d", "Conv3d", "Linear"})
 
     def __init__(self, model: Any, pruner: Any) -> None:
         super().__init__(model, pruner)
-        self.masks: dict[str, Tensor] = {}  # by layer, once batches were seen
+        self.masks: dict[str, Tensor] = {}  # by layer, after calibrate()
 
     @classmethod
     def lay_out(cls, pruner: Any, selection: Selection) -> Any:
-        """Refuse pruners that would ask for masks again and again."""
+        """Raise for pruners that request masks repeatedly."""
         if not isinstance(pruner, SecondOrderPruner):
             raise ConfigError(
                 f"{type(pruner).__name__} ranks weights repeatedly, but {cls.__name__} prunes once, based on "
@@ -57,7 +57,7 @@ class SecondOrderMasker(LAMPMasker):
         return super().lay_out(pruner, selection)
 
     def keep(self, score: Tensor, sparsity: float, wrapper: Any) -> Tensor:
-        """Return the mask that keeps what has the largest scores, in the pattern of the rule."""
+        """Return the mask that keeps the largest scores, in the pattern of the rule."""
         granularity = wrapper.config.get("granularity")
         if granularity is not None:
             return prune_pattern(score, sparsity, granularity, wrapper.layer_info)
@@ -70,15 +70,15 @@ class SecondOrderMasker(LAMPMasker):
     def calc_mask(
         self, sparsity: float, wrapper: Any, wrapper_idx: int | None = None
     ) -> dict[str, Tensor]:
-        """Return the mask that was found for a layer."""
+        """Return the mask found for a layer."""
         return {"weight_mask": self.masks[wrapper.name]}
 
     def is_ready(self) -> bool:
-        """Whether batches were seen."""
+        """Whether batches have been seen."""
         return bool(self.masks)
 
     def what_is_missing(self) -> str:
-        """Return that batches are to be shown."""
+        """Return a message if calibrate() has not been called."""
         return "" if self.is_ready() else "calibrate(batches) has not been called"
 
 
@@ -86,24 +86,24 @@ class SecondOrderMasker(LAMPMasker):
 class SecondOrderPruner(OneShotPruner):
     """Prune weights, patterns or blocks in one shot, and refit the others by least squares.
 
-    Call :meth:`calibrate` with a few hundred examples without labels, before or after ``compress()``. It
-    changes the weights that stay, biases, and the running means of batch norms after layers without one.
-    Layers that it cannot fit (tied weights, recurrent ones, those called in several places) are
+    Call :meth:`calibrate` with a few hundred unlabelled examples, before or after ``compress()``. It
+    changes the remaining weights, biases, and the running means of batch norms after layers without a bias.
+    Layers that it cannot fit (with tied weights, recurrent, or called in several places) are
     pruned by magnitude and listed in ``result.left``.
 
     Parameters
     ----------
     model, config_list, optimizer
-        See :class:`~lilliput.core.compressor.Compressor`. Rules hold ``sparsity`` (per layer), optionally
-        with ``granularity``, or ``total_sparsity``, which LAMP scores share among the rule's layers.
+        See :class:`~lilliput.core.compressor.Compressor`. Rules have ``sparsity`` (per layer), optionally
+        with ``granularity``, or ``total_sparsity``, distributed among the rule's layers by LAMP scores.
     ridge : float
-        The price of moving a weight, relative to the mean energy of its layer's inputs; it is raised
-        where a layer sees few examples.
+        The penalty on changing a weight, relative to the mean energy of its layer's inputs; it is
+        increased where a layer sees few examples.
 
     Attributes
     ----------
     result : Reconstruction
-        The error of each layer, pruned by magnitude and as it is now; ``print`` it.
+        The error of each layer, pruned by magnitude and as fitted; ``print`` shows a table.
     """
 
     paper = "Hassibi & Stork 1993, Optimal brain surgeon; Meng et al. 2024, ALPS"
@@ -125,17 +125,17 @@ class SecondOrderPruner(OneShotPruner):
         super().__init__(model, config_list, optimizer)
 
     def calibrate(self, batches: Iterable[Any], *, progress: bool = False) -> None:
-        """Find the masks and the weights that go with them; the model is changed by ``compress()``.
+        """Find the masks and the fitted weights; ``compress()`` applies them to the model.
 
-        After ``compress()`` it is changed at once. Masks that are there already stay.
+        After ``compress()``, they are applied immediately. Existing masks are kept.
 
         Parameters
         ----------
         batches : iterable
-            A data loader or a list; a tensor or dict is what the model is called with, and of a tuple
-            ``(inputs, targets)`` the inputs. Each process of a distributed run brings its own.
+            A data loader or a list. The model is called with a tensor or dict, and with the inputs of a
+            tuple ``(inputs, targets)``. Each process of a distributed run passes its own batches.
         progress : bool
-            Whether to show how far it has come.
+            Whether to show progress.
         """
         if self._wrappers is None:
             raise StageError(
@@ -143,7 +143,7 @@ class SecondOrderPruner(OneShotPruner):
             )
         wrappers = [w for w in self.get_modules_wrapper() if not w.if_calculated]
         for wrapper in wrappers:
-            wrapper.layer_sparsity = None  # by the weights as they are now
+            wrapper.layer_sparsity = None  # recomputed from the current weights
         due = [(wrapper, self._sparsity_of(wrapper)) for wrapper in wrappers]
         part = part_for(self.bound_model, "surgery")
         jobs = self._jobs(due, part.Task)
@@ -155,7 +155,7 @@ class SecondOrderPruner(OneShotPruner):
             self.update_mask()
 
     def update_mask(self) -> None:
-        """As in :meth:`Pruner.update_mask`; the fitted weights come along with the masks."""
+        """As in :meth:`Pruner.update_mask`; the fitted weights are set along with the masks."""
         surgery = self._surgery
         if surgery is not None:
             surgery.check_unchanged()

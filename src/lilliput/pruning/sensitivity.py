@@ -1,4 +1,4 @@
-"""SensitivityPruner: remove the weights that are small for their layer.
+"""SensitivityPruner: remove the weights that are small relative to their layer.
 
 Han et al., "Learning both Weights and Connections for Efficient Neural Networks", 2015: the threshold
 of a layer is a quality parameter q times the standard deviation of its weights::
@@ -38,7 +38,7 @@ Quality = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)]
 
 
 class SensitivityRule(Rule):
-    """How large a weight must be, in standard deviations of its layer's weights."""
+    """The threshold of a weight, in standard deviations of its layer's weights."""
 
     quality: Quality | None = Field(
         None, description="Weights below this many standard deviations are removed."
@@ -64,7 +64,7 @@ class SensitivityRule(Rule):
 
 
 def keep_above_deviation(weight: Tensor, quality: float) -> Tensor:
-    """Return where ``|w| >= quality * std(w)``; the deviation is that of the population.
+    """Return where ``|w| >= quality * std(w)``, with the population standard deviation.
 
     Examples
     --------
@@ -84,17 +84,17 @@ class SensitivityPruner(Pruner):
     """Prune the weights below a multiple of their layer's standard deviation.
 
     The threshold is computed at ``compress()`` and again at each ``update_epoch(epoch)``, from the
-    layer's weights as they are then, zeros included; weights once pruned stay pruned. With the zeros
-    counted, the threshold of weights around zero does not grow by pruning, so that nothing more is
-    removed where nothing was trained.
+    layer's current weights including zeros; pruned weights stay pruned. Because zeros are
+    included, pruning does not raise the threshold of weights centred at zero, so nothing more is
+    removed without training.
 
-    With a callable ``evaluator`` in place of the optimizer, this is
+    With a callable ``evaluator`` instead of the optimizer, this is
     :class:`~lilliput.pruning.sensitivity_rounds.IterativeSensitivityPruner` and takes its parameters.
 
     Parameters
     ----------
     model, config_list, optimizer
-        See :class:`~lilliput.core.compressor.Compressor`. Rules hold ``quality`` (or ``sparsity``, its
+        See :class:`~lilliput.core.compressor.Compressor`. Rules have ``quality`` (or ``sparsity``, its
         name in 2019): the threshold in standard deviations, 0 to 10.
     """
 
@@ -104,7 +104,7 @@ class SensitivityPruner(Pruner):
     exact_sparsity = False
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Return the pruner that the arguments ask for: only one of them has an evaluator."""
+        """Return the pruner that the arguments belong to: only one of the two has an evaluator."""
         if cls is SensitivityPruner and (
             callable((*args, *[None] * 3)[2]) or "evaluator" in kwargs
         ):
@@ -118,16 +118,16 @@ class SensitivityPruner(Pruner):
         self.set_wrappers_attribute("is_due", True)
 
     def update_epoch(self, epoch: int) -> None:
-        """Compute the thresholds anew; masks follow at once."""
+        """Recompute the thresholds and update the masks."""
         for wrapper in self.get_modules_wrapper():
             wrapper.is_due = True
 
     def targets(self) -> Targets:
-        """Return the layers that have no mask for this epoch."""
+        """Return the layers without a mask for this epoch."""
         return [(w, None) for w in self.get_modules_wrapper() if w.is_due]
 
     def calc_masks(self, targets: Targets) -> Answers:
-        """Return masks by the thresholds of the layers that are due."""
+        """Return masks computed from the thresholds of the layers."""
         return [(wrapper, self._mask_of(wrapper)) for wrapper, _ in targets]
 
     def _mask_of(self, wrapper: Any) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""SensitivityAnalysis: how much worse a model gets when one of its layers is pruned.
+"""SensitivityAnalysis: measure how much a model degrades when one of its layers is pruned.
 
 >>> import torch
 >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 2))
@@ -44,41 +44,41 @@ STOP_MODES = ("minimize", "maximize", "dropped", "raised")
 
 
 class SensitivityAnalysis:
-    """Prune one layer at a time to several sparsities, and measure.
+    """Prune one layer at a time to several sparsities, and measure the model.
 
-    The model is as it was afterwards, bit by bit, whatever happens in ``val_func``.
+    Afterwards the model is restored bit by bit, whatever ``val_func`` does.
 
     Parameters
     ----------
     model : object
         The model.
     val_func : callable
-        ``val_func(model, *val_args, **val_kwargs)`` returns a number. Where the model is among its
+        ``val_func(model, *val_args, **val_kwargs)`` returns a number. If the model is among the
         arguments (``val_args=[model]``), it is not passed twice.
     sparsities : sequence of float, optional
-        Shares of what a layer still has, in (0, 1); 0.1 to 0.9 by default.
+        Shares of a layer's remaining weights, in (0, 1); 0.1 to 0.9 by default.
     prune_type : str
         Name of a one-shot pruner: ``'level'``, ``'l1'``, …
     early_stop_mode : str, optional
         End a layer's scan when the metric falls below (``'minimize'``) or rises above
         (``'maximize'``) ``early_stop_value``, or has ``'dropped'`` or ``'raised'`` by more than it.
     early_stop_value : float
-        Must come with a mode.
+        Required with a mode.
     config_list : list of dict, optional
-        Which layers, in the config language; by default those that the pruner takes by default.
+        Which layers, in the config language; by default those that the pruner selects by default.
     checkpoint_dir : path, optional
-        Keeps every metric as it comes in ``sensitivity.json``, and continues there the next time.
+        Stores every metric in ``sensitivity.json`` as it is measured; the next run continues from there.
     example_inputs : optional
-        Handed to pruners that trace channels through the model.
+        Passed to pruners that trace channels through the model.
 
     Attributes
     ----------
     sensitivities : dict
         ``{layer: {sparsity: metric}}``.
     ori_metric : float
-        The metric of the model as it is, once measured.
+        The metric of the unpruned model, once measured.
     already_pruned : dict
-        Share of each layer that is gone already; scanned sparsities are of the rest.
+        Share of each layer that is already pruned; scanned sparsities apply to the rest.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class SensitivityAnalysis:
         write_curves(filepath, self.sensitivities, self.sparsities)
 
     def update_already_pruned(self, layername: str, ratio: float) -> None:
-        """Say how much of a layer is gone already."""
+        """Set the share of a layer that is already pruned."""
         self._check_names([layername])
         if not 0 <= ratio < 1:
             raise ConfigError(
@@ -142,7 +142,7 @@ class SensitivityAnalysis:
         self.already_pruned[layername] = ratio
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Put other weights into the model, such as fine-tuned ones."""
+        """Load other weights into the model, such as fine-tuned ones."""
         self.model.load_state_dict(state_dict)
 
     @property
@@ -156,7 +156,7 @@ class SensitivityAnalysis:
         return value if sign is None else self.ori_metric + sign * value
 
     def curves_svg(self) -> str:
-        """Return the curves as an SVG drawing: sparsity against metric, a line per layer."""
+        """Return the curves as an SVG drawing: metric by sparsity, one line per layer."""
         if not self.sensitivities:
             raise StageError("there are no curves yet; call analysis() first.")
         from lilliput.charts.curves import draw_curves  # needed for drawing only
@@ -228,7 +228,7 @@ class SensitivityAnalysis:
         return curve
 
     def _is_beyond(self, metric: float) -> bool:
-        """Whether to end the scan of a layer; a metric that is not a number ends it, too."""
+        """Whether to end the scan of a layer; a NaN metric ends it, too."""
         limit = self.limit
         if limit is None:
             return False

@@ -1,12 +1,12 @@
-"""What a sensitivity scan and a pruning run leave on disk: CSV, JSON and safetensors, whole or not at all.
+"""Files of a sensitivity scan and a pruning run: CSV, JSON and safetensors, each written atomically.
 
-A checkpoint folder holds, for round n,
+A checkpoint folder contains, for round n,
 
-- ``sensitivity_before_round_n.json``: every metric measured so far, written as it comes;
+- ``sensitivity_before_round_n.json``: every metric measured so far, written immediately;
 - ``sensitivity_before_round_n.csv``: the finished scan, in NNI's format;
 - ``weights_and_masks_after_round_n.safetensors``: the model's state dict;
 
-and ``progress.json``, replaced last, which says how many rounds are complete and what they started from.
+and ``progress.json``, written last, with the number of complete rounds and the inputs of the run.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from lilliput.printing import csv_cell, from_csv_cell
 from lilliput.store import Strict, digest_of, read_document, read_tensors
 
 Curves = dict[str, dict[float, float]]  # layer -> sparsity -> metric
-Source = dict[str, Any]  # what a file was made from, part by part, as JSON
+Source = dict[str, Any]  # the inputs that a file was created from, as JSON
 
 
 def write_curves(path: str | os.PathLike[str], curves: Curves, sparsities: list[float]) -> None:
-    """Write curves as NNI does: a row per layer, short where the scan stopped early."""
+    """Write curves in NNI's format: a row per layer, shorter where the scan stopped early."""
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(["layername", *sparsities])
@@ -43,7 +43,7 @@ def write_curves(path: str | os.PathLike[str], curves: Curves, sparsities: list[
 
 
 def read_curves(path: str | os.PathLike[str]) -> Curves:
-    """Read what :func:`write_curves`, or NNI, wrote."""
+    """Read a file written by :func:`write_curves` or by NNI."""
     try:
         with open(path, encoding="utf-8", newline="") as file:
             header, *rows = [row for row in csv.reader(file) if row]
@@ -62,7 +62,7 @@ def read_curves(path: str | os.PathLike[str]) -> Curves:
 
 
 def fingerprint(model: Any) -> str:
-    """Return a hash of all tensors of a model's state dict, with their names."""
+    """Return a hash of all tensors in a model's state dict, with their names."""
     return digest_of(_dump(model))
 
 
@@ -72,14 +72,14 @@ class _Made(Strict):
 
 
 class Scan(_Made):
-    """Metrics measured so far; None is one that is not a number."""
+    """Metrics measured so far; None represents NaN."""
 
     kind: Literal["sensitivity scan"] = "sensitivity scan"
     baseline: float | None = None
     metrics: dict[str, dict[str, float | None]] = Field(default_factory=dict)
 
     def find(self, layer: str, sparsity: float) -> float | None:
-        """Return a metric that was measured earlier."""
+        """Return a metric measured earlier."""
         curve = self.metrics.get(layer, {})
         if repr(sparsity) not in curve:
             return None
@@ -93,7 +93,7 @@ class Scan(_Made):
 
 
 class Progress(_Made):
-    """How far a pruning run has come."""
+    """The progress of a pruning run."""
 
     kind: Literal["sensitivity pruning"] = "sensitivity pruning"
     rounds: list[dict[str, float | None]] = Field(default_factory=list)
@@ -103,24 +103,24 @@ class Progress(_Made):
 
 
 def save(path: Path, document: _Made) -> None:
-    """Write a scan or the progress in one step."""
+    """Write a scan or the progress atomically."""
     make_folder(path.parent)
     write_atomically(path, document.model_dump_json(indent=1).encode())
 
 
 def load_scan(path: Path, made_from: Source) -> Scan:
-    """Return the scan in a file, a new one if there is none; refuse that of another model."""
+    """Return the scan in a file, or a new one if there is none; raise if it belongs to another model."""
     return _load(path, Scan, made_from) if path.exists() else Scan(made_from=made_from)
 
 
 def load_progress(path: Path, made_from: Source) -> Progress:
-    """Return the progress in a file, a new one if there is none; refuse that of another run."""
+    """Return the progress in a file, or a new one if there is none; raise if it belongs to another run."""
     return _load(path, Progress, made_from) if path.exists() else Progress(made_from=made_from)
 
 
 def _load(path: Path, kind: Any, made_from: Source) -> Any:
     document = read_document(path.parent, kind, kind.__name__.lower(), path.name)
-    # As JSON, so that a tuple here equals the list it became there.
+    # Compared as JSON, so that a tuple equals the list that was read back.
     here, there = json.loads(json.dumps(made_from)), document.made_from
     changed = sorted(key for key in {*here, *there} if here.get(key) != there.get(key))
     if changed:
@@ -148,7 +148,7 @@ def save_model(path: Path, model: Any) -> tuple[str, str]:
 
 
 def load_model(folder: Path, progress: Progress, model: Any) -> None:
-    """Read the state dict of the last complete round into the model."""
+    """Load the state dict of the last complete round into the model."""
     path = folder / Path(progress.tensors).name
     data = read_tensors(path, progress.sha256, "weights of a finished round")
     backend = backend_of(model)

@@ -1,4 +1,4 @@
-"""What each rule wants of its layers together, and the next step towards it."""
+"""The target of each rule for its layers together, and the next step towards it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from lilliput.pruning.sensitivity_shares import Stock, share_removals
 
 @dataclass(frozen=True)
 class Goal:
-    """The layers of one rule, and how many weights they are to lose together.
+    """The layers of one rule, and how many weights to remove from them together.
 
     Parameters
     ----------
     rule : int
-        The user's number of the rule.
+        Number of the rule in the user's config list.
     target : int
         Weights to remove.
     sizes, units, caps : dict
-        For each layer: its weights, how many of them go together, the most that may go.
+        For each layer: its number of weights, the weights per unit, and the most that may be removed.
     """
 
     rule: int
@@ -46,17 +46,17 @@ class Goal:
         return self.missing(removed) < min(self.units.values())
 
     def is_near(self, removed: Mapping[str, int]) -> bool:
-        """Whether less than the largest unit is missing: no whole one may fit any more."""
+        """Whether less than the largest unit is missing, so that no whole unit may fit."""
         return self.missing(removed) < max(self.units.values())
 
     def step(self, per_round: float) -> int:
-        """Return how many weights go in a round, one unit at least."""
+        """Return how many weights to remove per round, at least one unit."""
         return max(round(per_round * sum(self.sizes.values())), min(self.units.values()))
 
     def next_sparsities(
         self, removed: Mapping[str, int], ratios: Mapping[str, float], per_round: float
     ) -> dict[str, float]:
-        """Return the sparsity that each layer is to have after the next round, if it changes."""
+        """Return the sparsity of each layer after the next round, for the layers that change."""
         stocks = {
             name: Stock(size, removed[name], self.units[name], self.caps[name], ratios[name])
             for name, size in self.sizes.items()
@@ -76,7 +76,7 @@ class Goal:
         threshold: float,
         baseline: float,
     ) -> str:
-        """Say why no layer can lose anything more, and what to do."""
+        """Return why no layer can lose any more weights, and what to do."""
         start = f"rule {self.rule}: {self.missing(removed)} weights are still to be removed, and "
         if any(ratios[name] > 0 for name in self.sizes):
             return f"{start}its layers are at their limits; lower the sparsity, or add layers to the rule."
@@ -90,7 +90,7 @@ class Goal:
 def ask_for_ratios(
     calc: Callable[..., Mapping[str, float]], baseline: float, threshold: float, curves: Curves
 ) -> dict[str, float]:
-    """Return what a user's function says each layer can lose, however many arguments it takes."""
+    """Return the ratios that a user's function gives each layer, with one or three arguments."""
     copies = {name: dict(curve) for name, curve in curves.items()}
     ratios = dict(calc(copies) if accepts(calc, copies) else calc(baseline, threshold, copies))
     wrong = [name for name in curves if not 0 <= ratios.get(name, -1) < math.inf]
@@ -103,7 +103,7 @@ def ask_for_ratios(
 
 
 def removed_from(layer: LayerInfo, mask: Tensor, by_channel: bool) -> int:
-    """Return how many weights of a layer are gone, as single ones or with their output channel."""
+    """Return how many weights of a layer are removed, individually or with their output channel."""
     xp = namespace(mask)
     if not by_channel:
         return int(xp.size(mask) - xp.count_nonzero(mask))
@@ -112,7 +112,7 @@ def removed_from(layer: LayerInfo, mask: Tensor, by_channel: bool) -> int:
 
 
 def unit_of(layer: LayerInfo, by_channel: bool) -> int:
-    """Return how many weights go together: one, or those of an output channel."""
+    """Return how many weights are removed together: one, or those of an output channel."""
     return math.prod(layer.shape) // layer.out_channels if by_channel else 1
 
 

@@ -1,4 +1,4 @@
-"""A pruner that is told its masks: it holds what another pruner has chosen."""
+"""A pruner that applies masks chosen by another pruner."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from lilliput.pruning.sensitivity_probe import Masks, Probe, masks_of
 
 
 class PlannedPruner(Pruner):
-    """Wrap the layers of a probe, and mask them as :meth:`put_in_force` says.
+    """Wrap the layers of a probe, and mask them as given to :meth:`put_in_force`.
 
     Parameters
     ----------
     probe : Probe
         The pruner that reads the config list and chooses masks.
     config_list : list of dict
-        What the probe was made from.
+        The config list of the probe.
     """
 
     exact_sparsity = False
@@ -29,18 +29,18 @@ class PlannedPruner(Pruner):
     def __init__(self, probe: Probe, config_list: Any) -> None:
         self.probe = probe
         self._planned: Masks = {}
-        # The probe has read the config list; here each of its layers has a rule of its own.
+        # The probe has validated the config list; here each of its layers has its own rule.
         super().__init__(probe.model, [_own_rule(layer) for layer in probe.selection.chosen])
         self.config_list, self._selection = config_list, probe.selection
 
     @property
     def layout(self) -> Any:
-        """The way of the channels through the model, None if it was not traced."""
+        """The layout of the channels, or None if they were not traced."""
         return self.probe.layout
 
     @property
     def removes_channels(self) -> bool:
-        """Whether whole channels are removed, or single weights."""
+        """Whether whole channels are removed instead of single weights."""
         return self.probe.by_channel
 
     def _companion_layers(self, selection: Selection) -> list[LayerInfo]:
@@ -48,11 +48,11 @@ class PlannedPruner(Pruner):
         return list(self.probe.companions)
 
     def calc_masks(self, targets: Targets) -> Answers:
-        """Return the masks that are planned, those of the companions too."""
+        """Return the planned masks, including those of the companions."""
         return [(wrapper, self._planned.get(wrapper.name)) for wrapper in self._every_wrapper()]
 
     def put_in_force(self, masks: Masks) -> None:
-        """Mask the layers and what follows them, all or none."""
+        """Mask the layers and their companions, all or none."""
         self._planned = masks
         try:
             self.update_mask()

@@ -1,4 +1,4 @@
-"""Prune for a moment, measure, and put everything back bit by bit."""
+"""Prune temporarily, measure, and restore everything bit by bit."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from lilliput.registry import pruners
 
 log = logging.getLogger("lilliput")
 
-# Of a rule: how much and where, which change from one moment to the next.
+# The keys of a rule for amount and layers, which change with each probe.
 _REPLACED = ("op_types", "op_names", "sparsity", "total_sparsity", "max_sparsity_per_layer")
 
 Masks = Mapping[str, Mapping[str, Any]]  # layer name -> mask name -> mask
 
 
 def one_shot(name: str) -> Any:
-    """Return the one-shot pruner of a name."""
+    """Return the one-shot pruner with this name."""
     algorithm = pruners.get(name)
     if not issubclass(algorithm, OneShotPruner):
         raise ConfigError(
@@ -35,7 +35,7 @@ def one_shot(name: str) -> Any:
 
 
 class Probe:
-    """Prune layers of a model with a one-shot pruner, for a moment.
+    """Prune layers of a model temporarily with a one-shot pruner.
 
     Parameters
     ----------
@@ -44,10 +44,10 @@ class Probe:
     model : object
         The model.
     config_list : list of dict, optional
-        Which layers may be pruned, and their settings beside the sparsity; by default those that the
-        pruner takes by default.
+        Which layers may be pruned, and their settings except the sparsity; by default those that the
+        pruner selects by default.
     example_inputs : optional
-        Handed to the pruner if given.
+        Passed to the pruner if given.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Probe:
         self.selection = pruner.selection
         self.by_channel = bool(pruner.removes_channels)
         self.companions = [wrapper.layer_info for wrapper in pruner.companions()]
-        # The way of the channels through the model is the same each time.
+        # The channel layout is the same each time.
         is_traced = example_inputs is not None and pruner.layout is not None
         self.layout = pruner.layout if is_traced else None
         self._options = {"groups": self.layout.groups} if self.layout is not None else {}
@@ -78,7 +78,7 @@ class Probe:
 
     @contextmanager
     def pruned(self, sparsities: Mapping[str, float], masks: Masks) -> Iterator[Any]:
-        """Prune for as long as the context lasts, beginning with ``masks``; yield the pruner."""
+        """Prune within the context, starting from ``masks``; yield the pruner."""
         rules = [
             {**self._settings[name], "op_names": [name], "sparsity": sparsity}
             for name, sparsity in sparsities.items()
@@ -88,7 +88,7 @@ class Probe:
             pruner = self.algorithm(self.model, rules, **self._options)
         for wrapper in pruner._every_wrapper():
             held = masks.get(wrapper.name, {})
-            # A weight that only follows another layer is held without its bias.
+            # A companion weight is wrapped without its bias.
             has_bias = wrapper.bias is not None
             wrapper.set_masks({k: x for k, x in held.items() if has_bias or k != "bias_mask"})
         try:
@@ -121,7 +121,7 @@ def masks_of(pruner: Any) -> dict[str, dict[str, Any]]:
 def measure(
     function: Callable[..., Any], model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> float:
-    """Call an evaluator, and return its metric as a float."""
+    """Call an evaluator and return its metric as a float."""
     metric = call_with_model(function, model, args, kwargs)
     try:
         return float(metric.item() if hasattr(metric, "item") else metric)
@@ -134,7 +134,7 @@ def measure(
 def measure_and_restore(
     function: Callable[..., Any], model: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> float:
-    """As :func:`measure`, undoing what the evaluator did to buffers and modes."""
+    """As :func:`measure`, undoing the evaluator's changes to buffers and modes."""
     snapshot = backend_of(model).remember(model)
     try:
         return measure(function, model, args, kwargs)
@@ -143,7 +143,7 @@ def measure_and_restore(
 
 
 def name_of(function: Any) -> str | None:
-    """Return what a function is called, None for None."""
+    """Return the name of a function, None for None."""
     named = getattr(function, "__qualname__", type(function).__name__)
     return None if function is None else str(named)
 
@@ -153,8 +153,8 @@ def call_with_model(
 ) -> Any:
     """Call a user's function with the model first.
 
-    Where the model is among the arguments, as NNI had it (``val_args=[model]``), or the function has
-    no place for it, the arguments are passed as they are.
+    If the model is among the arguments, as in NNI (``val_args=[model]``), or the function has
+    no parameter for it, the arguments are passed unchanged.
     """
     is_there = any(x is model for x in (*args, *kwargs.values()))
     if is_there or not accepts(function, model, *args, **kwargs):
@@ -174,6 +174,6 @@ def accepts(function: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
         inspect.signature(function).bind(*args, **kwargs)
     except TypeError:
         return False
-    except ValueError:  # a builtin that does not tell
+    except ValueError:  # a builtin without a signature
         return True
     return True

@@ -1,6 +1,6 @@
-"""Prune round by round, each layer by what a sensitivity scan says it can lose.
+"""Prune round by round, each layer by the amount that a sensitivity scan allows.
 
-This is ``SensitivityPruner`` of NNI 1.8 to 2.10, made when it is given an ``evaluator``. In each round
+This is ``SensitivityPruner`` of NNI 1.8 to 2.10, selected by passing an ``evaluator``. In each round
 every layer is scanned (:class:`~lilliput.pruning.sensitivity_analysis.SensitivityAnalysis`), all layers
 are pruned together in proportion to what each can lose, and the model is fine-tuned.
 
@@ -57,7 +57,7 @@ STOP_MODE = {"maximize": "dropped", "minimize": "raised"}
 class IterativeSensitivityPruner(PlannedPruner):
     """Prune in rounds of scan, prune and fine-tune, until each rule's sparsity is met.
 
-    It is met to the weight with ``base_algo='level'``, to the filter where filters are removed.
+    It is met to the weight with ``base_algo='level'``, and to the filter if filters are removed.
 
     Parameters
     ----------
@@ -67,32 +67,32 @@ class IterativeSensitivityPruner(PlannedPruner):
         Rules with ``sparsity`` (or ``total_sparsity``): the share to remove of all the layers of the
         rule *together*; ``max_sparsity_per_layer`` limits each of them.
     evaluator : callable
-        ``evaluator(model, *eval_args, **eval_kwargs)`` returns a number. Where the model is among
-        its arguments (``eval_args=[model]``), it is not passed twice.
+        ``evaluator(model, *eval_args, **eval_kwargs)`` returns a number. If the model is among the
+        arguments (``eval_args=[model]``), it is not passed twice.
     finetuner : callable, optional
         ``finetuner(model, *finetune_args, **finetune_kwargs)`` trains the model; pruned weights stay
         zero.
     base_algo : str
-        Name of the one-shot pruner that does the pruning.
+        Name of the one-shot pruner to use.
     sparsity_proportion_calc : callable, optional
-        ``f(sensitivities)`` or ``f(baseline, acc_drop_threshold, sensitivities)`` returns what each
-        layer can lose, ``{layer: ratio}``. By default the sparsity at which the layer's curve crosses
-        the threshold.
+        ``f(sensitivities)`` or ``f(baseline, acc_drop_threshold, sensitivities)`` returns the share that
+        each layer can lose, ``{layer: ratio}``. By default the sparsity at which the layer's curve
+        crosses the threshold.
     sparsity_per_iter : float
         Share of the weights to remove per round, in (0, 1].
     acc_drop_threshold : float
-        How much worse the metric may get, absolutely, when one layer is pruned.
+        How much worse (absolute) the metric may get when one layer is pruned.
     checkpoint_dir : path, optional
-        Every measurement and every round is kept there, and a run that was killed continues; see
+        Every measurement and every round is stored there, and an interrupted run continues; see
         :mod:`lilliput.pruning.sensitivity_files`. The result is the same if evaluator and finetuner
         are deterministic.
     metric_mode : str
         ``'maximize'`` if larger metrics are better, ``'minimize'`` if smaller ones are.
     sparsities : sequence of float, optional
-        What to scan; 0.1 to 0.9 by default.
+        Sparsities to scan; 0.1 to 0.9 by default.
     example_inputs : optional
-        Handed to pruners that trace channels through the model. Layers whose channels go together
-        then lose the same ones, so that the sparsity may be missed by more than a filter.
+        Passed to pruners that trace channels through the model. Layers whose channels are tied
+        then lose the same ones, so the sparsity may be off by more than a filter.
 
     Attributes
     ----------
@@ -144,7 +144,7 @@ class IterativeSensitivityPruner(PlannedPruner):
         self.rounds: list[dict[str, Any]] = []
 
     def __call__(self, model: Any = None) -> Any:
-        """Compress ``model``, the 2019 way of writing ``compress()``."""
+        """Compress ``model``; the form of ``compress()`` in 2019."""
         self._take(model)
         return self.compress()
 
@@ -156,14 +156,14 @@ class IterativeSensitivityPruner(PlannedPruner):
         finetune_kwargs: Mapping[str, Any] | None = None,
         resume_sensitivity: str | os.PathLike[str] | None = None,
     ) -> Any:
-        """Prune the model in place and return it; if anything fails, the model is as it was.
+        """Prune the model in place and return it; if anything fails, the model is restored.
 
         Parameters
         ----------
         eval_args, eval_kwargs, finetune_args, finetune_kwargs
             Arguments for the evaluator and the finetuner.
         resume_sensitivity : path, optional
-            A CSV of :meth:`SensitivityAnalysis.export`, or of NNI, in place of the first scan.
+            A CSV of :meth:`SensitivityAnalysis.export`, or of NNI, to use instead of the first scan.
         """
         if self.is_wrapped:
             return self.bound_model
@@ -263,7 +263,7 @@ class IterativeSensitivityPruner(PlannedPruner):
     def _check_nothing_fits(
         self, number: int, asked: Mapping[str, float], removed: Mapping[str, int]
     ) -> None:
-        """Accept a round that removed nothing if the rest was excluded on purpose."""
+        """Raise if nothing was removed, unless less than one step is missing."""
         name = self.probe.algorithm.__name__
         for goal in self._open_goals():
             if goal.missing(removed) > goal.step(self.sparsity_per_iter):
@@ -279,7 +279,7 @@ class IterativeSensitivityPruner(PlannedPruner):
         removed = self.removed()
         return [goal for goal in self.goals if not goal.is_met(removed)]
 
-    # -- what is on disk ---------------------------------------------------------------------------
+    # -- files -------------------------------------------------------------------------------------
 
     def _open_progress(self) -> Progress:
         if self.folder is None:
@@ -300,7 +300,7 @@ class IterativeSensitivityPruner(PlannedPruner):
         )
 
     def _keep(self, progress: Progress) -> None:
-        """Write the model first, and then that it is there."""
+        """Write the model first, then the progress that refers to it."""
         if self.folder is None:
             return
         name = f"weights_and_masks_after_round_{len(self.rounds)}.safetensors"

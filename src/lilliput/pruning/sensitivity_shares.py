@@ -1,4 +1,4 @@
-"""From sensitivity curves to how much each layer loses in a round: pure functions of plain numbers."""
+"""Compute from sensitivity curves how much each layer loses in a round: pure functions of plain numbers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-MOST_PER_ROUND = 0.95  # of what is left in a layer; more than that is not a gentle step
+MOST_PER_ROUND = 0.95  # of the remaining weights of a layer
 
 
 def is_within(metric: float, baseline: float, threshold: float, metric_mode: str) -> bool:
@@ -29,8 +29,8 @@ def passing_ratio(
 ) -> float:
     """Return how much a layer can lose before its metric is more than ``threshold`` worse.
 
-    That is the last sparsity before the first one that fails, and from there on the straight line
-    towards the failing one up to the threshold; 0 if the smallest one fails.
+    That is the last sparsity before the first failing one, plus the linear interpolation
+    towards the failing one up to the threshold; 0 if the smallest sparsity fails.
 
     Parameters
     ----------
@@ -63,18 +63,18 @@ def passing_ratio(
 
 @dataclass(frozen=True)
 class Stock:
-    """What a layer has to give.
+    """How much can be removed from a layer.
 
     Parameters
     ----------
     size, pruned : int
-        Its weights, and how many of them are gone.
+        Its number of weights, and how many of them are removed.
     unit : int
-        How many weights go together: 1, or those of a filter.
+        How many weights are removed together: 1, or those of a filter.
     cap : int
-        The most that may ever go.
+        The most that may be removed in total.
     ratio : float
-        Share of what is left that it can lose: its weight in the distribution.
+        Share of the remaining weights that it can lose, used as its weight in the distribution.
     """
 
     size: int
@@ -85,12 +85,12 @@ class Stock:
 
     @property
     def left(self) -> int:
-        """The weights it still has."""
+        """The remaining weights."""
         return self.size - self.pruned
 
     @property
     def limit(self) -> int:
-        """The units it may lose in one round."""
+        """The units that may be removed in one round."""
         if self.ratio <= 0:
             return 0
         most = min(math.floor(self.left * MOST_PER_ROUND), self.cap - self.pruned)
@@ -100,8 +100,9 @@ class Stock:
 def share_removals(stocks: Mapping[str, Stock], budget: int) -> dict[str, int]:
     """Split a budget of weights over layers, in proportion to ``ratio * left``.
 
-    What a layer at its limit cannot give is shared by the others. Whole units are given: the sum is
-    the budget where units are single weights and limits allow, and less than one unit below it else.
+    The part that a layer at its limit cannot take is shared by the others. Only whole units are
+    assigned: within the limits, the sum is the budget if units are single weights, and less than one
+    unit below it otherwise.
 
     Returns
     -------

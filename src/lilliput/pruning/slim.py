@@ -1,12 +1,12 @@
-"""SlimPruner: remove the channels that batch norm scales to almost nothing.
+"""SlimPruner: remove the channels with batch-norm scales close to zero.
 
 Liu et al., "Learning efficient convolutional networks through network slimming", 2017. While the
 model trains, an L1 penalty on the scales of its batch norms drives those of useless channels to zero::
 
     loss' = loss + scale * sum |gamma|        s_i = |gamma_i|
 
-The penalty acts by its subgradient, added before each optimizer step; on Keras it is a regularizer of the
-scales, a part of the loss.
+The penalty is applied as a subgradient, added before each optimizer step; on Keras it is a regularizer of
+the scales and part of the loss.
 
 >>> import torch
 >>> model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4))
@@ -42,7 +42,7 @@ class SlimMasker(TrainingMasker, ChannelMasker):
     """Score channels by the scale of their batch norm, and push small scales to zero."""
 
     default_types = frozenset({"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"})
-    only_watches = False  # the penalty begins with compress()
+    only_watches = False  # the penalty starts with compress()
     training_under = "the penalty"
     scores_compare = True  # the paper has one threshold for all layers
 
@@ -62,12 +62,12 @@ class SlimMasker(TrainingMasker, ChannelMasker):
         return xp.sum(xp.abs(rows), axis=1)
 
     def start(self) -> None:
-        """Begin with the penalty."""
+        """Start the penalty."""
         self.is_penalizing = True
         self.pruner.penalize(self.scale)
 
     def stop(self) -> None:
-        """End the penalty."""
+        """Stop the penalty."""
         self.is_penalizing = False
         self.pruner.penalize(0.0)
 
@@ -81,17 +81,17 @@ class SlimMasker(TrainingMasker, ChannelMasker):
 class SlimPruner(ChannelPruner):
     """Prune channels with small batch-norm scales, after training with an L1 penalty on them.
 
-    Without ``training_epochs`` the masks come at ``compress()``. With it, call ``update_epoch(epoch)``
-    at the start of each epoch, counting from 0; the masks come at epoch ``training_epochs``. The
-    penalty needs the ``optimizer``.
+    Without ``training_epochs`` the masks are computed at ``compress()``. With it, call
+    ``update_epoch(epoch)`` at the start of each epoch, counting from 0; the masks are computed at epoch
+    ``training_epochs``. The penalty needs the ``optimizer``.
 
     Parameters
     ----------
     model, config_list, optimizer, example_inputs, groups
         See :class:`~lilliput.pruning.channels.ChannelPruner`. Rules select batch norms, by default
-        all of them; ``total_sparsity`` is what the paper does.
+        all of them; the paper uses ``total_sparsity``.
     training_epochs : int
-        Epochs to train under the penalty before pruning.
+        Epochs to train with the penalty before pruning.
     scale : float
         Weight of the penalty.
     """
@@ -117,6 +117,6 @@ class SlimPruner(ChannelPruner):
         super().__init__(*args, options=options, **others)
 
     def update_epoch(self, epoch: int) -> None:
-        """Follow the training; masks come at epoch ``training_epochs``."""
+        """Follow the training; compute masks at epoch ``training_epochs``."""
         self.now_epoch = checked_epoch(epoch)
         self._check_optimizer()

@@ -1,17 +1,16 @@
-"""Soft thresholds on a schedule (ST-3): what is pruned keeps training, and may come back.
+"""Soft thresholds on a schedule (ST-3): pruned weights keep training, and may become nonzero again.
 
 Vanderschueren & De Vleeschouwer, "Are straight-through gradients and soft-thresholding all you need for
-sparse training?", 2023. A layer computes with shrunk weights, whose gradient goes to the raw ones, all of
-them, as it is::
+sparse training?", 2023. A layer computes with shrunk weights, and all raw weights receive their gradient
+unchanged::
 
     w' = r * sign(w) * max(|w| - t, 0)        dL/dw = dL/dw'
 
-with ``t`` the largest magnitude among those that the schedule prunes (just below it if as large a one is
-kept). So sparsity grows without jumps, and
-a weight that was pruned too early comes back when its raw value grows. ``r`` makes up for what each output
-loses: with ``q`` the share of its magnitudes that is kept, ``r = 1.01 / (q + 0.01)``, as in the code of
-the authors. Blocks are shrunk as a whole: with ``|W|`` the sum of magnitudes in a block,
-``W' = r * W * max(1 - t / |W|, 0)``.
+where ``t`` is the largest magnitude among the weights that the schedule prunes (slightly less if an equally
+large one is kept). So sparsity grows without jumps, and a weight that was pruned too early becomes nonzero
+again when its raw value grows. ``r`` compensates for the loss of each output: ``r = 1.01 / (q + 0.01)``, as
+in the authors' code, where ``q`` is the share of its magnitudes that is kept. Blocks are shrunk as a whole:
+with ``|W|`` the sum of magnitudes in a block, ``W' = r * W * max(1 - t / |W|, 0)``.
 
 >>> import torch
 >>> weight = torch.tensor([3.0, -2.0, 0.5])
@@ -44,7 +43,7 @@ _BELOW = 1 - 2**-7  # times a number, this is less in any precision that weights
 
 
 def magnitudes(weight: Tensor, layer: LayerInfo) -> Tensor:
-    """Return the magnitude of each weight, or of the block that it is in."""
+    """Return the magnitude of each weight, or of its block."""
     xp = namespace(weight)
     size = xp.abs(weight)
     block = layer.config.get("granularity")
@@ -54,14 +53,14 @@ def magnitudes(weight: Tensor, layer: LayerInfo) -> Tensor:
 
 
 def soft_threshold(weight: Tensor, threshold: Tensor, size: Tensor | None = None) -> Tensor:
-    """Return weights shrunk towards zero by a threshold, or in proportion to that of their block.
+    """Return weights shrunk towards zero by a threshold, or in proportion to their shrunk block.
 
     Parameters
     ----------
     weight, threshold : tensor
-        The weights, and by how much they are shrunk.
+        The weights, and the amount by which they are shrunk.
     size : tensor, optional
-        The magnitude of the block of each weight, which is shrunk in place of its own.
+        The magnitude of each weight's block, which is shrunk instead of its own.
     """
     xp = namespace(weight)
     if size is None:
@@ -70,7 +69,7 @@ def soft_threshold(weight: Tensor, threshold: Tensor, size: Tensor | None = None
 
 
 def output_scale(weight: Tensor, mask: Tensor, axis: int) -> Tensor:
-    """Return by how much to scale up what a mask keeps of each output, in a shape that multiplies.
+    """Return the factor that compensates each output for its masked weights, in a broadcastable shape.
 
     Examples
     --------
@@ -98,11 +97,11 @@ class SoftScheduledPruner(ScheduledPruner):
         See :class:`~lilliput.pruning.scheduled.ScheduledPruner`.
     soft : bool
         Shrink weights by a threshold, with a straight-through gradient to all of them (ST-3). The
-        masks follow the weights after each optimizer step, in single weights or blocks.
+        masks are updated after each optimizer step, for single weights or blocks.
     hard_epoch : int, optional
-        The epoch from which on the shrunk weights are the weights, and those that are zero stay zero. By
-        default when half as many epochs as the schedule took have passed after its end: the last third
-        of a training of that length. ``strip()`` does the same at any time.
+        The epoch at which the shrunk weights become permanent and zeros stay zero. By default, half the
+        length of the schedule after its end, which is the last third of a training of that length.
+        ``strip()`` does the same at any time.
     """
 
     @passes_on(NamedCriterionArguments, to=ScheduledPruner)
@@ -122,7 +121,7 @@ class SoftScheduledPruner(ScheduledPruner):
             self.set_wrappers_attribute("is_soft", True)
 
     def masker_of(self, algorithm: str | type) -> type[WeightMasker]:
-        """As in :class:`NamedCriterionPruner`; soft thresholds go by magnitude alone."""
+        """As in :class:`NamedCriterionPruner`; soft thresholds require magnitudes."""
         masker = super().masker_of(algorithm)
         if self.computes_weights and masker.removes_channels:
             raise ConfigError(
@@ -138,7 +137,7 @@ class SoftScheduledPruner(ScheduledPruner):
         return masker
 
     def compute_weight(self, wrapper: Any, weight: Tensor, mask: Tensor) -> Tensor:
-        """Return the shrunk weight, with its gradient going to the raw one."""
+        """Return the shrunk weight; its gradient goes to the raw weight."""
         xp = namespace(weight)
         raw = xp.detach(weight)
         threshold = xp.to_float(wrapper.threshold, like=raw)
@@ -148,19 +147,19 @@ class SoftScheduledPruner(ScheduledPruner):
         return xp.straight_through(weight, soft_threshold(raw, threshold, size) * mask * scale)
 
     def targets(self) -> Targets:
-        """As in :meth:`ScheduledPruner.targets`; soft layers are due after each step."""
+        """As in :meth:`ScheduledPruner.targets`; soft layers are updated after each step."""
         hard = [(w, target) for w, target in super().targets() if not w.keeps_raw()]
         return hard + [(w, self.target_sparsity(w, self.now_epoch)) for w in self._soft()]
 
     def update_mask(self) -> None:
-        """Ask for masks, and move the thresholds with them."""
+        """Update the masks, and the thresholds with them."""
         super().update_mask()
         with self._backend.no_grad():
             for wrapper in self._soft():
                 self._set_threshold(wrapper)
 
     def _set_threshold(self, wrapper: Any) -> None:
-        """Set a threshold to the largest magnitude that the mask prunes, below any that it keeps."""
+        """Set the threshold to the largest magnitude that the mask prunes, below all that it keeps."""
         size = magnitudes(self._backend.value_of(wrapper.weight), wrapper.layer_info)
         xp = namespace(size)
         is_pruned = wrapper.weight_mask == 0
@@ -169,7 +168,7 @@ class SoftScheduledPruner(ScheduledPruner):
         wrapper.set_attribute("threshold", xp.where(pruned < kept, pruned, kept * _BELOW))
 
     def _soft(self) -> list[Any]:
-        """Return the wrappers of layers that are shrunk."""
+        """Return the wrappers of layers whose weights are shrunk."""
         return [wrapper for wrapper in self.get_modules_wrapper() if wrapper.keeps_raw()]
 
     def _is_due(self) -> bool:
@@ -178,7 +177,7 @@ class SoftScheduledPruner(ScheduledPruner):
     def _refresh(self) -> None:
         over = [wrapper for wrapper in self._soft() if self._is_over(wrapper)]
         for wrapper in over:
-            if float(self._backend.value_of(wrapper.threshold)) == 0:  # nothing to get used to
+            if float(self._backend.value_of(wrapper.threshold)) == 0:  # not shrunk so far
                 wrapper.set_attribute("is_soft", False)
         super()._refresh()
         shrunk = [wrapper for wrapper in over if wrapper.keeps_raw()]
@@ -186,7 +185,7 @@ class SoftScheduledPruner(ScheduledPruner):
             self.harden(shrunk)
 
     def _is_over(self, wrapper: Any) -> bool:
-        """Whether a layer's weights are no longer to be shrunk."""
+        """Whether the weights of a layer are no longer shrunk."""
         start, end = (wrapper.config[key] for key in ("start_epoch", "end_epoch"))
         default: int = end + (end - start + 1) // 2
         return self.now_epoch >= (default if self.hard_epoch is None else self.hard_epoch)
@@ -200,7 +199,7 @@ class SoftScheduledPruner(ScheduledPruner):
                 wrapper.set_attribute("threshold", xp.zeros_like(xp.max(xp.detach(weight))))
 
     def _find_problems(self, selection: Selection) -> list[Problem]:
-        """Return rules with an N:M pattern, in which no threshold decides."""
+        """Return rules with an N:M pattern, which a threshold cannot produce."""
         why = "soft=True shrinks all weights or blocks of a layer by one threshold"
         patterns = find_patterns(selection, why) if self.computes_weights else []
         return [*super()._find_problems(selection), *patterns]

@@ -1,18 +1,18 @@
 """SparseVDPruner: learn how uncertain each weight is, and remove those that are mostly noise.
 
 Molchanov et al., "Variational dropout sparsifies deep neural networks", 2017. Each weight is a normal
-distribution with a mean ``w``, the weight itself, and a variance that is learned along with it. Training
-minimizes the loss under that noise plus a divergence that rewards it::
+distribution whose mean ``w`` is the weight itself and whose variance is learned along with it. Training
+minimizes the loss under that noise plus a divergence that rewards noise::
 
     loss' = loss + beta / N * sum KL(log_alpha)          log_alpha = log sigma ** 2 - log w ** 2
     KL(a) = k1 - k1 * sigmoid(k2 + k3 * a) + 0.5 * log(1 + exp(-a))
 
 with ``k1, k2, k3 = 0.63576, 1.87320, 1.48695`` and ``N`` training examples; ``beta`` grows from 0 to 1.
-Weights whose ``log_alpha`` has come above 3 are dropped. How many, and in which layer, is learned.
+Weights with ``log_alpha`` above 3 are dropped. How many, and in which layers, is learned.
 
-The noise is added to what a layer returns, with the variance that it has there (the local
-reparametrization), and the divergence acts by its gradient, added before each optimizer step: the training
-loop stays as it is.
+The noise is added to the output of a layer, with the variance that it has there (the local
+reparametrization trick), and the divergence is applied as a gradient, added before each optimizer step: the
+training loop does not change.
 
 >>> import torch
 >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
@@ -51,12 +51,12 @@ from lilliput.registry import register_pruner
 log = logging.getLogger("lilliput")
 
 K1, K2, K3 = 0.63576, 1.87320, 1.48695
-FIRST = -10.0  # log of the variance to start with: next to no noise
-_TINY = 1e-12  # added to the square of a weight, whose logarithm is taken
+FIRST = -10.0  # initial log variance: almost no noise
+_TINY = 1e-12  # added to the square of a weight before taking the logarithm
 
 
 class SparseVDRule(PruneRule):
-    """From which uncertainty on weights are dropped, or how many of the most uncertain."""
+    """The uncertainty above which weights are dropped, or how many of the most uncertain to drop."""
 
     total_sparsity: Fraction | None = Field(
         None, description="Fraction of the weights of all these layers to remove."
@@ -76,7 +76,7 @@ class SparseVDRule(PruneRule):
 
 
 def log_alpha(weight: Tensor, log_variance: Tensor | float) -> Tensor:
-    """Return the log of how large the noise of each weight is, relative to the weight.
+    """Return the log of the noise of each weight relative to the weight.
 
     Examples
     --------
@@ -88,7 +88,7 @@ def log_alpha(weight: Tensor, log_variance: Tensor | float) -> Tensor:
 
 
 def divergence(alpha: Tensor) -> Tensor:
-    """Return the divergence of each weight from the log-uniform prior, by its log alpha.
+    """Return the divergence of each weight from the log-uniform prior, given its log alpha.
 
     Examples
     --------
@@ -96,15 +96,15 @@ def divergence(alpha: Tensor) -> Tensor:
     >>> divergence(torch.tensor([-4.0, 0.0, 4.0]))
     tensor([2.6342, 0.4312, 0.0093])
     """
-    # -log(sigmoid(a)) is log(1 + exp(-a)), and its gradient is finite for any a.
+    # -log(sigmoid(a)) equals log(1 + exp(-a)) and has a finite gradient for any a.
     return K1 - K1 * sigmoid(K2 + K3 * alpha) - 0.5 * namespace(alpha).log(sigmoid(alpha))
 
 
 class SparseVDMasker(TrainingMasker, ScoreMasker):
-    """Score weights by their certainty, and let the training learn it."""
+    """Score weights by their certainty, which is learned in training."""
 
     default_types = frozenset({"Conv1d", "Conv2d", "Conv3d", "Linear"})
-    only_watches = False  # the noise begins with compress()
+    only_watches = False  # the noise starts with compress()
     training_under = "noise"
     keys = frozenset()
 
@@ -147,18 +147,18 @@ class SparseVDMasker(TrainingMasker, ScoreMasker):
         return {"weight_mask": mask}
 
     def start(self) -> None:
-        """Let layers return noise in training."""
+        """Start adding noise to the outputs of layers in training."""
         if not self._handles and not self.is_ready():
             self._handles = self.pruner.add_noise()
 
     def stop(self) -> None:
-        """End the noise."""
+        """Stop the noise."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     def before_step(self) -> None:
-        """Add the gradient of the divergence, with the weight that it has in this epoch."""
+        """Add the gradient of the divergence, with its weight in this epoch."""
         if not self._handles:
             return
         epoch, warm_up = int(self.pruner.now_epoch), self.warm_up_epochs
@@ -174,7 +174,7 @@ class SparseVDMasker(TrainingMasker, ScoreMasker):
 
 
 def _why_not(layer: LayerInfo) -> str:
-    """Return why a layer's output cannot be given noise, '' if it can."""
+    """Return why noise cannot be added to a layer's output, or '' if it can."""
     if layer.types.isdisjoint(SparseVDMasker.default_types):
         return "not a Conv1d, Conv2d, Conv3d or Linear"
     if layer.is_bypassed:
@@ -186,22 +186,22 @@ def _why_not(layer: LayerInfo) -> str:
 class SparseVDPruner(OneShotPruner):
     """Learn the noise of each weight for some epochs, then drop the weights that are mostly noise.
 
-    Call ``update_epoch(epoch)`` at the start of each epoch, counting from 0; the masks come at epoch
-    ``training_epochs``, and training may go on from there without noise. Train with Adam and from
-    scratch or from a trained model; the loss must be a mean over examples. Evaluation is without noise.
+    Call ``update_epoch(epoch)`` at the start of each epoch, counting from 0; the masks are computed at epoch
+    ``training_epochs``, and training may continue without noise. Train with Adam, from scratch or from a
+    trained model; the loss must be a mean over examples. Evaluation is without noise.
 
     Parameters
     ----------
     model, config_list, optimizer
         See :class:`~lilliput.core.compressor.Compressor`; the optimizer also trains the variances,
-        without weight decay. Rules may hold ``threshold`` (of log alpha, 3 by default), or how much to
+        without weight decay. Rules may have ``threshold`` (of log alpha, 3 by default), or the amount to
         remove: ``sparsity`` (per layer) or ``total_sparsity``.
     training_epochs : int
-        Epochs to train under noise before pruning. With 0 masks come at ``compress()``, by magnitude.
+        Epochs to train with noise before pruning. With 0, masks are computed at ``compress()``, by magnitude.
     training_examples : int
-        How many examples an epoch has; a larger number gives the divergence less weight, and keeps more.
+        Number of examples per epoch; a larger number gives the divergence less weight and keeps more weights.
     warm_up_epochs : int
-        Over how many epochs the weight of the divergence grows from 0 to 1.
+        Number of epochs in which the weight of the divergence grows from 0 to 1.
     """
 
     paper = "Molchanov et al. 2017, Variational dropout sparsifies deep neural networks"
@@ -240,16 +240,16 @@ class SparseVDPruner(OneShotPruner):
         super().__init__(model, config_list, optimizer, options=options)
 
     def update_epoch(self, epoch: int) -> None:
-        """Follow the training; masks come at epoch ``training_epochs``."""
+        """Follow the training; compute masks at epoch ``training_epochs``."""
         self.now_epoch = checked_epoch(epoch)
         self._check_optimizer()
 
     def add_noise(self) -> list[Any]:
-        """Let the selected layers return noise in training; return handles to remove."""
+        """Add noise to the outputs of the selected layers in training; return handles to remove it."""
         return list(self._backend.add_noise(self.get_modules_wrapper()))
 
     def _find_problems(self, selection: Selection) -> list[Problem]:
-        """Return the layers whose output cannot be given noise, as well."""
+        """As in the base class; also return the layers whose output cannot receive noise."""
         chosen = [decision for decision in selection.decisions if decision.is_chosen]
         problems = [
             Problem(
@@ -279,7 +279,7 @@ class SparseVDPruner(OneShotPruner):
         return self._share_of(wrapper)
 
     def _stop_if_done(self) -> None:
-        """As in :class:`OneShotPruner`; the variances are no longer trained, and no parameters."""
+        """As in :class:`OneShotPruner`; also turn the variances into plain tensors, which are not trained."""
         super()._stop_if_done()
         if self.masker is not None and not self._needs_criterion():
             for wrapper in self.get_modules_wrapper():
@@ -289,7 +289,7 @@ class SparseVDPruner(OneShotPruner):
                     wrapper.set_attribute("log_variance", held)
 
     def _after_step(self) -> None:
-        """Keep the variances the same in all processes."""
+        """Average the variances over all processes."""
         super()._after_step()
         learned = [p for w in self.get_modules_wrapper() for p in w.parameters()]
         if learned and not self._backend.is_joining(self.bound_model):

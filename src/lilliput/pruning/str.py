@@ -1,13 +1,13 @@
 """STRPruner: learn a threshold for each layer, and with it how sparse each layer is.
 
 Kusupati et al., "Soft threshold weight reparameterization for learnable sparsity", 2020. A layer computes
-with weights that are shrunk by a threshold of its own, which is trained with them::
+with weights that are shrunk by a threshold of its own, which is trained along with them::
 
     w' = sign(w) * max(|w| - sigmoid(s), 0)        loss' = loss + decay / 2 * sum(s ** 2)
 
-``s`` starts far below zero, where nothing is pruned, and its weight decay pulls it up; the loss holds
-against it where a layer needs its weights. So ``decay`` decides how sparse the network gets, and the layers
-divide it among themselves.
+``s`` starts far below zero, where nothing is pruned, and its weight decay pulls it up; the loss opposes
+that where a layer needs its weights. So ``decay`` determines the overall sparsity, and training distributes
+it among the layers.
 
 >>> import torch
 >>> model = torch.nn.Linear(4, 1, bias=False)
@@ -34,18 +34,18 @@ from lilliput.registry import register_pruner
 class STRPruner(LearningPruner):
     """Prune by learned thresholds, one for each layer.
 
-    The optimizer trains the thresholds along with the weights; masks follow after each step, until
-    ``harden()`` or ``strip()``. Look at ``sparsity()`` to see how sparse the network is by now.
+    The optimizer trains the thresholds along with the weights; masks are updated after each step, until
+    ``harden()`` or ``strip()``. ``sparsity()`` returns the current sparsity of the network.
 
     Parameters
     ----------
     model, config_list, optimizer
-        See :class:`~lilliput.core.compressor.Compressor`. Rules choose layers, and hold no sparsity.
+        See :class:`~lilliput.core.compressor.Compressor`. Rules select layers, without a sparsity.
     decay : float
-        Weight decay of ``s``: more of it prunes more. The weight decay of the weights counts, too, since
+        Weight decay of ``s``; larger values prune more. The weight decay of the weights matters, too, since
         thresholds are compared with them.
     start : float
-        Where ``s`` starts; thresholds are ``sigmoid(s)``, far below most weights.
+        Initial value of ``s``; thresholds are ``sigmoid(s)``, far below most weights.
     """
 
     paper = "Kusupati et al. 2020, Soft threshold weight reparameterization"
@@ -67,7 +67,7 @@ class STRPruner(LearningPruner):
         super().__init__(model, config_list, optimizer)
 
     def sparsity(self) -> float:
-        """Return the share of zeros among all weights that rules chose."""
+        """Return the share of zeros among all selected weights."""
         masks = [wrapper.weight_mask for wrapper in self.get_modules_wrapper()]
         spaces = [namespace(mask) for mask in masks]
         kept = sum(xp.count_nonzero(mask) for xp, mask in zip(spaces, masks, strict=True))
@@ -75,7 +75,7 @@ class STRPruner(LearningPruner):
         return float(1 - kept / max(total, 1))
 
     def first_value(self, wrapper: Any) -> Tensor:
-        """Return ``start``, in the precision of the weight or a better one."""
+        """Return ``start``, in the precision of the weight or higher."""
         weight = self._backend.value_of(wrapper.weight)
         xp = namespace(weight)
         return xp.to_float(self._backend.tensor(self.start, wrapper), like=xp.widen(weight))
@@ -85,11 +85,11 @@ class STRPruner(LearningPruner):
         return value * value * (self.decay / 2)
 
     def penalizes(self) -> bool:
-        """Whether thresholds decay at all."""
+        """Whether thresholds decay."""
         return self.decay > 0
 
     def compute_weight(self, wrapper: Any, weight: Tensor, mask: Tensor) -> Tensor:
-        """Return the shrunk weight; its gradient goes to what is kept, and to the threshold."""
+        """Return the shrunk weight; its gradient goes to the kept weights and to the threshold."""
         return soft_threshold(weight, self._threshold(wrapper, weight)) * mask
 
     def targets(self) -> Targets:

@@ -1,4 +1,4 @@
-"""TaylorFOWeightPruner: remove the filters whose absence changes the loss least.
+"""TaylorFOWeightPruner: remove the filters whose removal changes the loss least.
 
 Molchanov et al., "Importance estimation for neural network pruning", 2019, eq. 8: the first-order
 Taylor expansion of the squared change of the loss, weight by weight, averaged over batches::
@@ -34,11 +34,11 @@ class TaylorMasker(CollectingMasker):
     is_watching: bool = False
 
     def start(self) -> None:
-        """Begin to look at gradients."""
+        """Start reading gradients."""
         self.is_watching = True
 
     def stop(self) -> None:
-        """Stop looking at gradients."""
+        """Stop reading gradients."""
         self.is_watching = False
 
     def before_step(self) -> None:
@@ -57,7 +57,7 @@ class TaylorMasker(CollectingMasker):
 class TaylorFOWeightPruner(CollectingPruner):
     """Prune the filters that matter least to the loss.
 
-    It takes the arguments of :class:`~lilliput.pruning.collecting.CollectingPruner`. Gradients are read
+    The arguments are those of :class:`~lilliput.pruning.collecting.CollectingPruner`. Gradients are read
     before the steps of ``optimizer``, or in :meth:`calibrate`.
     """
 
@@ -73,7 +73,7 @@ class TaylorFOWeightPruner(CollectingPruner):
         *,
         progress: bool = True,
     ) -> None:
-        """As in :meth:`CollectingPruner.calibrate`; ``loss(model, batch)`` returns what to derive."""
+        """As in :meth:`CollectingPruner.calibrate`; ``loss(model, batch)`` is differentiated."""
         if loss is None and forward is None:
             raise ConfigError(
                 "calibrate() needs a loss: calibrate(batches, loss=lambda model, batch: ...)."

@@ -1,4 +1,4 @@
-"""Each layer as a channel group of its own: what is known of a model whose channels were not traced."""
+"""Channel groups of one layer each, for models whose channels were not traced."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lilliput.graph.groups import Group, Slice
 
 
 class UntracedLayers:
-    """Groups of one layer each; in place of the groups that an analysis finds.
+    """Groups of one layer each, used instead of traced groups.
 
     Parameters
     ----------
@@ -48,5 +48,5 @@ def _group_of(layer: LayerInfo) -> Group:
 
 
 def _has_channels(module: Any, name: str, size: int) -> bool:
-    """Whether a bias counts the same channels; that of a tied output layer counts others."""
+    """Whether a bias has the same channels; that of a tied output layer has others."""
     return bool(getattr(module, name).shape[0] == size)

@@ -1,9 +1,9 @@
-"""BNNQuantizer: weights and activations of one bit, -1 and 1.
+"""BNNQuantizer: one-bit weights and activations, -1 and 1.
 
 Courbariaux et al., "Binarized Neural Networks: Training Deep Neural Networks with Weights and
-Activations Constrained to +1 or -1", 2016. Forward is ``sign(x)``, with 1 for zero; backward passes the
-gradient of a weight as it is, that of an activation where ``|x| <= 1``. The float weights are clipped
-to [-1, 1] after each step: beyond, they would grow without changing anything.
+Activations Constrained to +1 or -1", 2016. The forward pass computes ``sign(x)``, with 1 for zero; the
+backward pass keeps the gradient of a weight, and that of an activation where ``|x| <= 1``. The float weights
+are clipped to [-1, 1] after each step: outside, they would grow without any effect.
 
 >>> import torch
 >>> model = BNNQuantizer(torch.nn.Linear(50, 50), [{"quant_types": ["weight", "output"]}]).compress()
@@ -59,7 +59,7 @@ class BNNRule(Rule):
     """Which tensors of a layer to binarize."""
 
     quant_types: Targets = Field(["weight"], description="Tensors to quantize.")
-    # There is nothing to choose, so it is not a setting; lists written for NNI still hold it.
+    # The number of bits is fixed and not a setting; config lists written for NNI still contain it.
     one_bit: One | dict[QuantTarget, One] = Field(
         1, alias="quant_bits", exclude=True, description="Optional; always 1."
     )
@@ -72,10 +72,10 @@ class BNNQuantizer(Quantizer):
     Parameters
     ----------
     model, config_list, optimizer
-        See :class:`~lilliput.core.compressor.Compressor`. The first and the last layer are better left in
+        See :class:`~lilliput.core.compressor.Compressor`. The first and the last layer should stay in
         float: exclude them by name.
     clip_weights : bool
-        Whether to clip the float weights to [-1, 1] after each step, as the paper does.
+        Whether to clip the float weights to [-1, 1] after each step, as in the paper.
     """
 
     paper = "Courbariaux et al. 2016, Binarized neural networks"
@@ -96,7 +96,7 @@ class BNNQuantizer(Quantizer):
         super().__init__(model, config_list, optimizer)
 
     def quantize_weight(self, weight: Tensor, wrapper: Any, **kwargs: Any) -> Tensor:
-        """Return the signs of the weight."""
+        """Return the signs of the weights."""
         return binarize(weight)
 
     def quantize_input(  # type: ignore[override]
@@ -117,7 +117,7 @@ class BNNQuantizer(Quantizer):
                 xp.assign(wrapper.weight, xp.clip(xp.detach(wrapper.weight), -1, 1))
 
     def qparams(self, wrapper: Any, quant_type: QuantType) -> QParams | None:
-        """Return the grid of -1, 0 and 1, of which zero is for pruned weights only."""
+        """Return the grid of -1, 0 and 1, where zero is used by pruned weights only."""
         if quant_type.value not in wrapper.roles:
             return None
         one, zero = (self._backend.tensor(value, wrapper) for value in (1.0, 0.0))

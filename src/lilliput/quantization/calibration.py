@@ -1,4 +1,4 @@
-"""Calibration: run batches in float, watch every activation, fix the ranges."""
+"""Calibration: run batches in float, observe every activation, fix the ranges."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from lilliput.ops.namespace import namespace
 from lilliput.progress import track
 from lilliput.quantization.observers import Observer, make_observer
 
-_SAVE_EVERY = 5.0  # seconds between two notes of what was seen
-_KEPT = 4  # calls of the model that later steps may look at again
+_SAVE_EVERY = 5.0  # seconds between two checkpoints
+_KEPT = 4  # calls of the model that are kept for later steps
 Key = tuple[str, str]
 
 
@@ -60,9 +60,9 @@ def calibrate(
 
 
 class _Batches:
-    """Runs batches one by one; those that an earlier run has seen are passed over.
+    """Runs batches one by one, skipping those that an earlier run has seen.
 
-    But for the first of them: what the model is called with is kept as in a run without interruption.
+    The first of them run again, so that the same model inputs are kept as in an uninterrupted run.
     """
 
     def __init__(self, quantizer: Any, forward: Callable[..., Any] | None, done: int) -> None:
@@ -80,7 +80,7 @@ class _Batches:
             handle.remove()
 
     def keep(self, args: Any, kwargs: Any) -> None:
-        """Remember what the model was called with, for later steps."""
+        """Record the inputs of the model, for later steps."""
         if len(self.kept) < _KEPT and self.is_running:
             self.kept.append((args, kwargs))
 
@@ -109,7 +109,7 @@ class _Batches:
 
 
 class _Checkpoint:
-    """What was seen so far, in a file that is replaced as a whole."""
+    """The observers' statistics so far, in a file that is replaced atomically."""
 
     def __init__(self, path: Any, observers: dict[Key, Observer], quantizer: Any) -> None:
         rank = quantizer._backend.process_index()
@@ -125,7 +125,7 @@ class _Checkpoint:
                 self.title[wrapper.name] = repr(float(namespace(weight).mean(abs(weight))))
 
     def load(self) -> int:
-        """Take over what an earlier run has seen; return its number of batches."""
+        """Load the statistics of an earlier run; return its number of batches."""
         if self.path is None or not self.path.exists():
             return 0
         try:
@@ -144,7 +144,7 @@ class _Checkpoint:
             raise StateError(f"{self.path}: not a calibration file ({error!r}).") from error
 
     def save(self, count: int) -> None:
-        """Write what was seen, if the last time is a while ago."""
+        """Write the statistics if the last checkpoint is old enough."""
         if self.path is None or time.monotonic() - self.saved_at <= _SAVE_EVERY:
             return
         seen = {"/".join(key): observer.state() for key, observer in self.observers.items()}

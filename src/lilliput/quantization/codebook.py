@@ -1,13 +1,13 @@
-"""CodebookQuantizer: the weights of a layer share a few values, which are trained.
+"""CodebookQuantizer: the weights of a layer share a few trained values.
 
 Han et al., "Deep Compression: Compressing Deep Neural Networks with Pruning, Trained Quantization and
-Huffman Coding", 2016. K-means over the weights of a layer gives ``2**bits - 1`` values, and zero stays zero,
-so that pruned weights cost nothing more. In forward, a weight is the nearest value; in backward, the gradient
-of a value is the sum of the gradients of its weights. The float weights are trained straight through, so that
-a weight can move over to another value, where the paper leaves each with the first one.
+Huffman Coding", 2016. K-means over the weights of a layer yields ``2**bits - 1`` values; zero stays zero,
+so that pruned weights cost nothing more. In the forward pass, a weight is replaced by the nearest value; in
+the backward pass, the gradient of a value is the sum of the gradients of its weights. The float weights are
+trained straight through, so a weight can move to another value, whereas in the paper assignments are fixed.
 
-A layer then is a table and a code of few bits for each weight: ``save(model, path, compact=True)`` writes
-that, entropy coded.
+A layer is then a table and a code of few bits per weight, which ``save(model, path, compact=True)`` writes
+entropy coded.
 
 >>> import torch
 >>> model = CodebookQuantizer(torch.nn.Linear(50, 50), [{"quant_bits": 3}]).compress()
@@ -33,9 +33,9 @@ _DEFAULT_BITS, _MOST_BITS = 4, 8
 
 
 def cluster(values: Any, count: int) -> Any:
-    """Return ``count`` values that represent many, by k-means in one dimension.
+    """Return ``count`` values that represent the given ones, by one-dimensional k-means.
 
-    It starts with values at equal distances over the range, which the paper found to keep large weights best.
+    Values are initialized at equal distances over the range, which keeps large weights best (paper).
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def cluster(values: Any, count: int) -> Any:
 
 
 class CodebookRule(BitsRule):
-    """How many bits the code of a weight has: from 2, for zero is one of the values."""
+    """Bits of the code of a weight: at least 2, because zero is one of the values."""
 
     quant_bits: Bits | dict[QuantTarget, Bits] = Field(
         _DEFAULT_BITS,
@@ -89,9 +89,10 @@ class CodebookQuantizer(Quantizer):
     Parameters
     ----------
     model, config_list, optimizer
-        See :class:`~lilliput.core.compressor.Compressor`. Rules hold ``quant_bits``, 4 if not given. The
-        values are added to the optimizer, in the group of their layer's weight, but without weight decay.
-        Their gradients are sums over many weights: plain SGD needs a smaller learning rate than before.
+        See :class:`~lilliput.core.compressor.Compressor`. Rules have ``quant_bits``, 4 by default. The
+        values are added to the optimizer, in the parameter group of their layer's weight, but without
+        weight decay. Their gradients are sums over many weights, so plain SGD needs a smaller learning
+        rate.
     """
 
     paper = "Han et al. 2016, Deep Compression"
@@ -104,7 +105,7 @@ class CodebookQuantizer(Quantizer):
     _is_prepared = False
 
     def quantize_weight(self, weight: Tensor, wrapper: Any, **kwargs: Any) -> Tensor:
-        """Return the nearest values; zero stays zero."""
+        """Return the nearest value of each weight; zero stays zero."""
         xp = namespace(weight)
         wide = xp.widen(weight)
         shared = xp.nearest_of(wide, wrapper.codebook)
@@ -118,7 +119,7 @@ class CodebookQuantizer(Quantizer):
                 self._start(wrapper)
 
     def _start(self, wrapper: Any) -> None:
-        """Find the first values of a layer: those of its weights that are not pruned."""
+        """Initialize the values of a layer from its unpruned weights."""
         weight = self._backend.masked_weight(wrapper)
         xp = namespace(weight)
         held = xp.to_numpy(weight).ravel()
@@ -129,7 +130,7 @@ class CodebookQuantizer(Quantizer):
         wrapper.set_attribute("codebook", self._backend.parameter(values))
 
     def _after_step(self) -> None:
-        """Keep the values the same in all processes."""
+        """Average the values over all processes."""
         super()._after_step()
         learned = [p for wrapper in self.get_modules_wrapper() for p in self._learned(wrapper)]
         if learned and not self._backend.is_joining(self.bound_model):

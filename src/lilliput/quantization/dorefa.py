@@ -1,4 +1,4 @@
-"""DoReFaQuantizer: weights, activations and gradients of few bits.
+"""DoReFaQuantizer: low-bit weights, activations and gradients.
 
 Zhou et al., "DoReFa-Net: Training Low Bitwidth Convolutional Neural Networks with Low Bitwidth
 Gradients", 2016. With ``quantize_k(x) = round((2**k - 1) * x) / (2**k - 1)`` on [0, 1]::
@@ -7,9 +7,9 @@ Gradients", 2016. With ``quantize_k(x) = round((2**k - 1) * x) / (2**k - 1)`` on
     activation  quantize_k(clip(x, 0, 1))
     gradient    2 * max|g| * (quantize_k(g / (2 * max|g|) + 1/2 + N) - 1/2)
 
-where ``N`` is noise from ``-1/2`` to ``1/2``, over ``2**k - 1``, and ``max|g|`` is taken for each sample
-of a batch: the gradient is right on average. Rounding and sign pass the gradient straight through;
-everything else is differentiated as it is.
+where ``N`` is noise from ``-1/2`` to ``1/2``, divided by ``2**k - 1``, and ``max|g|`` is taken for each
+sample of a batch: the gradient is unbiased. Rounding and sign pass the gradient straight through;
+everything else is differentiated.
 
 >>> import torch
 >>> model = DoReFaQuantizer(torch.nn.Linear(50, 50), [{"quant_bits": {"weight": 2}}]).compress()
@@ -39,7 +39,7 @@ _WIDEST = 16  # bits of an integer grid
 
 
 def dorefa_weight(weight: Tensor, bits: int) -> Tensor:
-    """Return a weight as DoReFa-Net sees it, differentiable.
+    """Return a weight quantized as in DoReFa-Net, differentiably.
 
     Examples
     --------
@@ -64,9 +64,9 @@ def dorefa_weight(weight: Tensor, bits: int) -> Tensor:
 
 
 def dorefa_gradient(gradient: Tensor, bits: int) -> Tensor:
-    """Return a gradient rounded at random to ``2**bits`` levels, the same on average.
+    """Return a gradient rounded stochastically to ``2**bits`` levels, without bias.
 
-    The first axis is taken for that of the samples; each has levels of its own.
+    The first axis is the batch axis; each sample has its own levels.
 
     Examples
     --------
@@ -94,7 +94,7 @@ class DoReFaRule(BitsRule):
     """Bits of weights and activations, and of gradients."""
 
     gradient_bits: Bits | None = Field(
-        None, description="Bits of the gradient of the layer's output; None leaves it as it is."
+        None, description="Bits of the gradient of the layer's output; None does not quantize it."
     )
 
 
@@ -105,10 +105,10 @@ class DoReFaQuantizer(Quantizer):
     Parameters
     ----------
     model, config_list, optimizer
-        See :class:`~lilliput.core.compressor.Compressor`. Rules hold ``quant_bits``, 8 if not given, and
-        ``gradient_bits``: with it, the gradient of the layer's output is quantized in backward, with
-        noise from the framework's own generator. Inputs and outputs are cut to [0, 1].
-        The paper leaves the first and the last layer in float: exclude them by name.
+        See :class:`~lilliput.core.compressor.Compressor`. Rules have ``quant_bits``, 8 by default, and
+        ``gradient_bits``: with it, the gradient of the layer's output is quantized in the backward pass, with
+        noise from the framework's own generator. Inputs and outputs are clipped to [0, 1].
+        The paper keeps the first and the last layer in float: exclude them by name.
 
     Examples
     --------
@@ -131,11 +131,11 @@ class DoReFaQuantizer(Quantizer):
     def quantize_input(  # type: ignore[override]
         self, tensor: Tensor, wrapper: Any, **kwargs: Any
     ) -> Tensor:
-        """Return the input, cut to [0, 1], on its grid."""
+        """Return the input, clipped to [0, 1], on its grid."""
         return self._round_unit(tensor, wrapper, "input")
 
     def quantize_output(self, output: Tensor, wrapper: Any, **kwargs: Any) -> Tensor:
-        """Return the output, cut to [0, 1], on its grid, and see to the gradient."""
+        """Return the output, clipped to [0, 1], on its grid, and quantize its gradient."""
         bits = wrapper.config.get("gradient_bits")
         if bits is not None:
             rounding = partial(dorefa_gradient, bits=bits)
@@ -159,7 +159,7 @@ class DoReFaQuantizer(Quantizer):
         return QParams(tensor(scale, wrapper), tensor(0.0, wrapper), grid)
 
     def qparams(self, wrapper: Any, quant_type: QuantType) -> QParams | None:
-        """Return the grid of a tensor: whole multiples of ``1 / (2**bits - 1)``.
+        """Return the grid of a tensor: integer multiples of ``1 / (2**bits - 1)``.
 
         Weights of k bits are the odd multiples, integers of k + 1 bits.
         """
@@ -179,7 +179,7 @@ class DoReFaQuantizer(Quantizer):
         return QParams(xp.positive(size), xp.zeros_like(size), grid)
 
     def _find_problems(self, selection: Selection) -> list[Problem]:
-        """Return where a rule asks for what a layer cannot have."""
+        """Return a problem for each rule that requests something a layer does not support."""
         problems = super()._find_problems(selection)
         for decision in selection.decisions:
             layer = decision.layer
@@ -187,14 +187,14 @@ class DoReFaQuantizer(Quantizer):
             if is_chosen and layer.is_bypassed and "gradient_bits" in layer.config:
                 text = (
                     f"layer {layer.name!r} is computed by its parent without being called, so its "
-                    "gradient cannot be quantized; leave the key out for this layer."
+                    "gradient cannot be quantized; omit the key for this layer."
                 )
                 problems.append(Problem(f"rule {decision.rule} → gradient_bits", text))
         return problems
 
     def _wrap_model(self) -> None:
         super()._wrap_model()
-        # Where the output is quantized, the same hook sees to its gradient.
+        # Where the output is quantized, the same hook quantizes its gradient.
         owners = {
             owner.path: wrapper
             for wrapper in reversed(self.get_modules_wrapper())

@@ -1,12 +1,12 @@
-"""Inputs whose range is found in each call, from the tensor itself: ``observer: "dynamic"``.
+"""Inputs whose range is computed in each call, from the tensor itself: ``observer: "dynamic"``.
 
 Rounding is that of ONNX's ``DynamicQuantizeLinear``: uint8, from the smallest to the largest entry of the
-whole tensor, zero included. Nothing is calibrated, and no input lies outside of the grid. What a model makes
-of one example then depends a little on the others of its batch, since they share a scale.
+whole tensor, zero included. Nothing is calibrated, and no input is outside the grid. The result for
+one example therefore depends slightly on the other examples of its batch, since they share a scale.
 
-Kernels multiply such inputs by integers with a scale for each output. A weight of four bits or less with
-scales for groups is therefore rounded twice: to its groups, as which it is stored, and their values
-to seven bits with a scale for each output, which the runtime computes once, when it opens the file. Seven
+Kernels multiply such inputs by integers with one scale per output. A weight of four bits or less with
+scales per group is therefore rounded twice: to its groups, the form in which it is stored, and then
+to seven bits with one scale per output, which the runtime computes once, when it loads the file. Seven
 bits are fine enough to change little, and two products of seven and eight bits never saturate 16 bits.
 """
 
@@ -24,19 +24,19 @@ from lilliput.ops.qparams import Grid, QParams
 from lilliput.quantization.grids import grid_for
 
 _GRID = Grid(8, is_signed=False, is_symmetric=False, is_dynamic=True)
-_FEW = 4  # bits that are widened
+_FEW = 4  # up to this many bits, weights are widened
 _WIDE = 7
 
 
 def dynamic_problems(
     selection: Selection, targets_of: Callable[[LayerInfo], list[str]], types: frozenset[str]
 ) -> list[Problem]:
-    """Return where rules ask for dynamic ranges that no runtime has kernels for.
+    """Return a problem for each rule that requests dynamic ranges without runtime kernels for them.
 
     Parameters
     ----------
     selection : Selection
-        What the rules take.
+        The layers selected by the rules.
     targets_of : callable
         Returns which tensors of a layer are quantized.
     types : frozenset of str
@@ -86,17 +86,17 @@ def _fault(layer: LayerInfo, config: Mapping[str, Any], target: str, types: froz
 
 
 def is_widened(weight: Grid, inputs: Grid) -> bool:
-    """Whether a weight is rounded once more, to the integers that kernels multiply by."""
+    """Whether a weight is rounded a second time, to the integers that kernels multiply by."""
     return inputs.is_dynamic and weight.group_size is not None
 
 
 def widened(weight: Tensor, axis: int) -> QParams:
-    """Return the grid with a scale for each output that a weight in groups is rounded to."""
+    """Return the grid, with one scale per output, to which a weight in groups is rounded."""
     return covering(weight, Grid(_WIDE, True, True, is_narrow=True, axis=axis))
 
 
 def round_widened(weight: Tensor, axis: int) -> Tensor:
-    """Round a weight in groups to that grid, as ``QuantizeLinear`` does: by a division.
+    """Round a weight in groups to the widened grid by division, as ``QuantizeLinear`` does.
 
     Examples
     --------

@@ -1,8 +1,8 @@
-"""Large embeddings are quantized along with the layers that rules name.
+"""Quantize large embeddings along with the layers that rules select.
 
-Where the layers of a network have 8 bits, a table in float would be most of the file: 47 of the 59 MB of a
+If the layers of a network have 8 bits, an embedding in float would be most of the file: 47 of the 59 MB of a
 MiniLM. So an embedding of more than 1 MiB that holds more than a tenth of a model's weights gets 8 bits,
-with a scale for each row, unless a rule names or excludes it.
+with one scale per row, unless a rule selects or excludes it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _ASKED = {"quant_types": ["weight"], "quant_bits": 8}
 def take_embeddings(
     selection: Selection, targets_of: Callable[[LayerInfo], list[str]]
 ) -> Selection:
-    """Return a selection with the embeddings in it that would dominate the file.
+    """Return a selection that includes the embeddings that would dominate the file.
 
     Parameters
     ----------
     selection : Selection
-        What the rules take.
+        The layers selected by the rules.
     targets_of : callable
-        Returns which tensors of a layer are quantized; only where weights are, embeddings follow.
+        Returns which tensors of a layer are quantized; embeddings are added only if weights are.
     """
     if not any("weight" in targets_of(layer) for layer in selection.chosen):
         return selection
@@ -51,5 +51,5 @@ def _take(decision: Decision, total: int) -> Decision:
 
 
 def _is_table(owner: Any) -> bool:
-    """Whether a module only looks up rows: a tied head multiplies by them, which rules decide on."""
+    """Whether a module only looks up rows; a tied head, which multiplies by them, is left to the rules."""
     return any(cls.__name__ == "Embedding" for cls in type(owner.module).__mro__)

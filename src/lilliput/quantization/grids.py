@@ -1,4 +1,4 @@
-"""From the keys of a rule to integer grids."""
+"""Compute integer grids from the keys of a rule."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lilliput.ops.qparams import Grid
 
 TABLES = frozenset({"Embedding", "EmbeddingBag"})
 
-# What a rule means where it does not say: as CPU runtimes execute it fastest.
+# Defaults of a rule: the settings that CPU runtimes execute fastest.
 _DEFAULTS = {
     "weight": {"quant_dtype": "int", "quant_scheme": "symmetric", "granularity": "per_channel"},
     "input": {"quant_dtype": "uint", "quant_scheme": "affine", "granularity": "per_tensor"},
@@ -21,7 +21,7 @@ _GROUP = {"quant_dtype": "uint", "quant_scheme": "affine"}  # of weights per gro
 
 
 def bits_of(config: Mapping[str, Any], target: str) -> int:
-    """Return how many bits a rule gives to a layer's ``weight``, ``input`` or ``output``.
+    """Return the bits of a layer's ``weight``, ``input`` or ``output`` in a rule.
 
     Examples
     --------
@@ -33,10 +33,10 @@ def bits_of(config: Mapping[str, Any], target: str) -> int:
 
 
 def setting_of(config: Mapping[str, Any], key: str, target: str) -> Any:
-    """Return what a rule says of a target, or the default.
+    """Return the setting of a rule for a target, or the default.
 
-    A group of weights is seldom symmetric, and kernels for groups take zero points without a loss: its
-    default is ``affine``, in ``uint``.
+    A group of weights is seldom symmetric, and kernels for groups support zero points at no cost: the
+    default for groups is ``affine``, in ``uint``.
 
     Examples
     --------
@@ -58,10 +58,10 @@ def setting_of(config: Mapping[str, Any], key: str, target: str) -> Any:
 
 
 def _weight_axes(layer: LayerInfo | None) -> tuple[int, int]:
-    """Return which axis of a weight has a scale for each entry, and which one is cut into groups.
+    """Return the axis of a weight with one scale per entry, and the axis that is divided into groups.
 
-    Of a table it is the rows that have scales: what is looked up brings its own, and a head that is
-    tied to the table has them for its outputs.
+    Embeddings have one scale per row: each row that is looked up has its own, and for a head tied to the
+    embedding the rows are its outputs.
     """
     if layer is None or layer.types & TABLES:
         return 0, 1
@@ -69,7 +69,7 @@ def _weight_axes(layer: LayerInfo | None) -> tuple[int, int]:
 
 
 def grid_for(config: Mapping[str, Any], target: str, layer: LayerInfo | None = None) -> Grid:
-    """Return the grid that a rule gives to a layer's ``weight``, ``input`` or ``output``.
+    """Return the grid of a layer's ``weight``, ``input`` or ``output`` according to a rule.
 
     Examples
     --------

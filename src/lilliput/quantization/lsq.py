@@ -6,7 +6,7 @@ activation and ``Q`` the largest integer, the gradient of a scale is the sum of
 
     round(v / s) - v / s  inside the range,  the clipped integer outside,
 
-times ``1 / sqrt(n * Q)``, with ``n`` weights (or features) sharing it. Scales start at
+times ``1 / sqrt(n * Q)``, where ``n`` weights (or features) share it. Scales are initialized to
 ``2 * mean|v| / sqrt(Q)``.
 
 >>> import torch
@@ -35,13 +35,13 @@ _SMALLEST = 1e-8
 class LSQQuantizer(RangeQuantizer):
     """Learn the scale of each weight and activation.
 
-    The zero point of an activation is fixed by the first batch: zero after a ReLU.
+    The zero point of an activation is fixed by the first batch: it is zero after a ReLU.
 
     Parameters
     ----------
     model, config_list, optimizer, example_inputs, quant_start_step
         See :class:`~lilliput.quantization.ranges.RangeQuantizer`. The scales are added to the optimizer, in
-        the group of their layer's weight, but without weight decay.
+        the parameter group of their layer's weight, but without weight decay.
     """
 
     paper = "Esser et al. 2020, Learned step size quantization"
@@ -66,7 +66,7 @@ class LSQQuantizer(RangeQuantizer):
                 self._fix_weight(wrapper)
 
     def _learn(self, wrapper: Any, name: str, at_least: float | None = None) -> None:
-        """Let the scale or offset of an activation be trained; the first batch will set it."""
+        """Make the scale or offset of an activation trainable; the first batch initializes it."""
         value = getattr(wrapper, name)
         delattr(wrapper, name)
         if self._backend.keeps_bounds:
@@ -74,14 +74,14 @@ class LSQQuantizer(RangeQuantizer):
         wrapper.set_attribute(name, self._backend.parameter(value, at_least))
 
     def _fix_weight(self, wrapper: Any) -> None:
-        """Let the scale of a weight be trained."""
+        """Make the scale of a weight trainable."""
         scale, zero = self._first_scale(wrapper)
         wrapper.set_attribute("weight_scale", self._backend.parameter(scale, _SMALLEST))
         wrapper.set_attribute("weight_zero_point", zero)
         wrapper.weight_is_fixed = True
 
     def _first_scale(self, wrapper: Any) -> tuple[Tensor, Tensor]:
-        """Return where the scale of a weight starts: by the mean of what is not pruned."""
+        """Return the initial scale of a weight, from the mean of its unpruned entries."""
         grid = self.grid(wrapper, "weight")
         weight = self._backend.masked_weight(wrapper)
         factor = self._fold_factor(wrapper)
@@ -90,7 +90,7 @@ class LSQQuantizer(RangeQuantizer):
         kept = xp.to_float(weight != 0, like=weight)
         size = mean_magnitude(weight, grid) / xp.positive(mean_magnitude(kept, grid))
         found = covering(weight, grid)
-        if not grid.is_symmetric:  # the zero point goes with the scale
+        if not grid.is_symmetric:  # the zero point depends on the scale
             return found.scale, found.zero_point
         return xp.positive(2 * size / math.sqrt(grid.high)), found.zero_point
 
@@ -102,13 +102,13 @@ class LSQQuantizer(RangeQuantizer):
                 wrapper.set_attribute("weight_zero_point", zero)
 
     def _update_delays(self) -> None:
-        """Start the scales anew from the weights with which quantization begins."""
+        """Reinitialize the scales from the weights at the start of quantization."""
         waiting = [w for w in self.get_modules_wrapper() if not w.is_on and w.weight_is_fixed]
         super()._update_delays()
         self._restart_weights(wrapper for wrapper in waiting if wrapper.is_on)
 
     def _take_flow(self, flow: Any) -> None:
-        """Start weights that are folded, and do not train scales that another layer has charge of."""
+        """Reinitialize folded weights, and freeze scales of activations that another layer quantizes."""
         super()._take_flow(flow)
         self._restart_weights(w for w in self.get_modules_wrapper() if w.norm)
         for wrapper in self.get_modules_wrapper():
@@ -149,13 +149,13 @@ class LSQQuantizer(RangeQuantizer):
         return xp.to_float(rounded, like=tensor)
 
     def follow(self, tensor: Tensor, wrapper: Any, target: str) -> None:
-        """Start the scale of an activation by the first batch that is quantized."""
+        """Initialize the scale of an activation from the first batch that is quantized."""
         is_known, is_graph = getattr(wrapper, f"{target}_is_known"), self._backend.is_tracing()
         if not wrapper.is_on or (is_known and not is_graph):
             return
         xp = namespace(tensor)
         seen = xp.widen(xp.detach(tensor))
-        if is_graph:  # it sees the first batch and all others, and decides as it runs
+        if is_graph:  # the graph runs for all batches and tests for the first one itself
             held = [getattr(wrapper, f"{target}_{end}") for end in ("low", "high")]
             is_new = (held[0] == 0) & (held[1] == 0)
             none = [xp.zeros_like(held[0])] * 3
@@ -170,7 +170,7 @@ class LSQQuantizer(RangeQuantizer):
             setattr(wrapper, f"{target}_is_known", True)
 
     def _measure(self, seen: Tensor) -> list[Tensor]:
-        """Return the range of an activation and its mean magnitude, so that all processes start alike."""
+        """Return the range and mean magnitude of an activation, averaged over all processes."""
         xp = namespace(seen)
         found = [*xp.range_of(seen, None), xp.mean_abs(seen)]
         self._backend.average(found)
@@ -179,7 +179,7 @@ class LSQQuantizer(RangeQuantizer):
     def start(
         self, wrapper: Any, target: str, low: Tensor, high: Tensor, size: Tensor, when: Any = None
     ) -> None:
-        """Set scale and zero point by the range and the mean magnitude of an activation.
+        """Set scale and zero point from the range and the mean magnitude of an activation.
 
         With ``when``, a flag in a graph, only if it is true.
         """
@@ -206,13 +206,13 @@ class LSQQuantizer(RangeQuantizer):
         return QParams(scale, zero, grid)
 
     def set_range(self, wrapper: Any, target: str, low: float, high: float) -> None:
-        """Start the scale of a layer's input or output from a known range."""
+        """Initialize the scale of a layer's input or output from a known range."""
         super().set_range(wrapper, target, low, high)
         if self.learns_offset:
             wrapper.set_attribute(f"{target}_offset", self._backend.tensor(min(low, 0.0), wrapper))
 
     def _after_step(self) -> None:
-        """Keep the scales positive, and the same in all processes."""
+        """Keep the scales positive, and equal in all processes."""
         super()._after_step()
         if self._backend.keeps_bounds:
             return
@@ -232,7 +232,7 @@ class LSQQuantizer(RangeQuantizer):
 class LSQPlusQuantizer(LSQQuantizer):
     """Learn the scale and the offset of each activation, and the scale of each weight.
 
-    The offset moves the zero point, which stays a whole number, so that zero is exact.
+    The offset moves the zero point, which remains an integer, so that zero is exact.
     """
 
     paper = "Bhalgat et al. 2020, LSQ+"

@@ -25,7 +25,7 @@ from lilliput.registry import register_quantizer
 
 
 class NaiveRule(BitsRule):
-    """Two bits or more: one bit has no grid around zero."""
+    """Two bits or more: one bit has no symmetric grid."""
 
     @model_validator(mode="after")
     def _check_grid(self) -> NaiveRule:
@@ -41,7 +41,7 @@ class NaiveQuantizer(Quantizer):
     Parameters
     ----------
     model, config_list, optimizer
-        See :class:`~lilliput.core.compressor.Compressor`. Rules hold ``quant_bits``, 8 if not given.
+        See :class:`~lilliput.core.compressor.Compressor`. Rules have ``quant_bits``, 8 by default.
     """
 
     rule: ClassVar[type[Rule]] = NaiveRule

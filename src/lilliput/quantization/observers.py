@@ -1,6 +1,6 @@
-"""Observers: watch a tensor batch by batch, then say which range a grid should cover.
+"""Observers: collect statistics of a tensor batch by batch, then return the range for a grid.
 
-An own observer is a small class::
+A custom observer is a small class::
 
     class Narrow(MinMax):
         def range(self, grid):
@@ -24,33 +24,33 @@ Reduce = Callable[[Any, str], Any]
 
 
 class Observer:
-    """The base: what was seen, as numbers that can be saved, merged and turned into a range."""
+    """Base class: statistics that can be saved, merged and turned into a range."""
 
     def observe(self, tensor: Tensor) -> None:
-        """Take a batch into account."""
+        """Add a batch."""
         raise NotImplementedError(f"{type(self).__name__} must override observe().")
 
     def range(self, grid: Grid) -> tuple[float, float]:
-        """Return the smallest and the largest value that the grid should be able to hold."""
+        """Return the smallest and the largest value that the grid should represent."""
         raise NotImplementedError(f"{type(self).__name__} must override range().")
 
     def is_finite(self) -> bool:
-        """Whether all that was seen are numbers, neither NaN nor infinite."""
+        """Whether all observed values are finite."""
         raise NotImplementedError(f"{type(self).__name__} must override is_finite().")
 
     def is_empty(self) -> bool:
-        """Whether nothing was seen."""
+        """Whether nothing was observed."""
         return False
 
     def merge(self, reduce: Reduce) -> None:
-        """Join what all processes have seen; ``reduce(array, 'min' | 'max' | 'sum')`` does one step."""
+        """Merge the statistics of all processes with ``reduce(array, 'min' | 'max' | 'sum')``."""
 
     def state(self) -> dict[str, Any]:
-        """Return what was seen as plain data."""
+        """Return the statistics as plain data."""
         return {key: _plain(value) for key, value in vars(self).items()}
 
     def load(self, state: dict[str, Any]) -> None:
-        """Continue from what :meth:`state` returned."""
+        """Continue from the result of :meth:`state`."""
         if state.keys() != vars(self).keys():
             raise StateError(
                 f"a {type(self).__name__} was saved with {sorted(state)}, expected {sorted(vars(self))}."
@@ -61,7 +61,7 @@ class Observer:
 
 
 class MinMax(Observer):
-    """The whole range that was seen.
+    """The whole observed range.
 
     Examples
     --------
@@ -78,35 +78,35 @@ class MinMax(Observer):
     def observe(self, tensor: Tensor) -> None:
         """Widen the range."""
         low, high = _ends(tensor)
-        # NaN compares as neither, and has to be noticed.
+        # NaN is neither smaller nor larger, but has to be noticed.
         self.low = low if not low >= self.low else self.low
         self.high = high if not high <= self.high else self.high
 
     def is_finite(self) -> bool:
-        """Whether both ends are finite, or nothing was seen yet."""
+        """Whether both ends are finite, or nothing was observed yet."""
         return self.is_empty() or bool(np.isfinite([self.low, self.high]).all())
 
     def is_empty(self) -> bool:
-        """Whether there are no ends yet."""
+        """Whether nothing was observed yet."""
         return self.low > self.high
 
     def range(self, grid: Grid) -> tuple[float, float]:
-        """Return all of it."""
+        """Return the whole range."""
         return self.low, self.high
 
     def merge(self, reduce: Reduce) -> None:
-        """Take the widest range of all processes."""
+        """Take the widest range over all processes."""
         self.low = float(reduce(np.array(self.low), "min"))
         self.high = float(reduce(np.array(self.high), "max"))
 
 
 class MovingAverage(Observer):
-    """The average of each batch's range, later batches counting more (Jacob et al., 2018).
+    """The moving average of the range of each batch (Jacob et al., 2018).
 
     Parameters
     ----------
     momentum : float
-        What the past counts; the new batch counts the rest.
+        Weight of the previous average; the new batch has the rest.
     """
 
     def __init__(self, momentum: float = 0.9) -> None:
@@ -127,7 +127,7 @@ class MovingAverage(Observer):
         return bool(np.isfinite([self.low, self.high]).all())
 
     def is_empty(self) -> bool:
-        """Whether no batch has come."""
+        """Whether no batch was observed."""
         return self.batches == 0
 
     def range(self, grid: Grid) -> tuple[float, float]:
@@ -135,7 +135,7 @@ class MovingAverage(Observer):
         return self.low, self.high
 
     def merge(self, reduce: Reduce) -> None:
-        """Take the average of all processes, each counting by its batches."""
+        """Average the ranges of all processes, weighted by their batches."""
         batches = int(reduce(np.array(float(self.batches)), "sum"))
         if batches:
             sums = [reduce(np.array(x * self.batches), "sum") for x in (self.low, self.high)]
@@ -144,7 +144,7 @@ class MovingAverage(Observer):
 
 
 class HistogramObserver(Observer):
-    """The base of observers that weigh what is cut off against what is resolved."""
+    """Base class of observers that trade clipping against resolution, using a histogram."""
 
     def __init__(self) -> None:
         self.histogram = Histogram()
@@ -158,11 +158,11 @@ class HistogramObserver(Observer):
         return bool(np.isfinite([self.histogram.low, self.histogram.high]).all())
 
     def is_empty(self) -> bool:
-        """Whether nothing was counted."""
+        """Whether nothing was observed."""
         return not self.histogram.counts.any()
 
     def merge(self, reduce: Reduce) -> None:
-        """Add up the counts of all processes."""
+        """Add up the histograms of all processes."""
         self.histogram.merge(reduce)
 
 
@@ -172,7 +172,7 @@ class Percentile(HistogramObserver):
     Parameters
     ----------
     percentile : float
-        How much of the values to keep on each side, in percent.
+        Share of the values to keep on each side, in percent.
     """
 
     def __init__(self, percentile: float = 99.99) -> None:
@@ -192,7 +192,7 @@ class MSE(HistogramObserver):
     """The range with the smallest mean squared error."""
 
     def range(self, grid: Grid) -> tuple[float, float]:
-        """Search for it on the histogram."""
+        """Search for the range on the histogram."""
         return mse_range(self.histogram, grid)
 
 
@@ -200,18 +200,18 @@ class Entropy(HistogramObserver):
     """The range whose quantized distribution is closest to the real one (Kullback-Leibler)."""
 
     def range(self, grid: Grid) -> tuple[float, float]:
-        """Search for it on the histogram."""
+        """Search for the range on the histogram."""
         return entropy_range(self.histogram, grid)
 
 
 class Dynamic(Observer):
-    """No range of its own: every tensor has its own, see :mod:`~lilliput.quantization.dynamic`."""
+    """No fixed range: it is computed for every tensor, see :mod:`~lilliput.quantization.dynamic`."""
 
     def observe(self, tensor: Tensor) -> None:
         """Observe nothing."""
 
     def is_finite(self) -> bool:
-        """Whether what was seen is finite: nothing was."""
+        """Always True: nothing is observed."""
         return True
 
 

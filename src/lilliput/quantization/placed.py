@@ -1,4 +1,4 @@
-"""The base of quantizers that put the quantization of activations where runtimes look for it."""
+"""The base of quantizers that quantize activations where runtimes expect it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ ACTIVATIONS = ("input", "output")
 class PlacedQuantizer(Quantizer):
     """Place quantizers by the flow of tensors, so that each is quantized once; see :mod:`placement`."""
 
-    keeps_ranges: ClassVar[bool] = True  # whether grids cover what was seen and nothing beyond
+    keeps_ranges: ClassVar[bool] = True  # whether grids cover exactly the observed range
 
     _grids: dict[tuple[str, str], Grid] | None = None
     _remote: tuple[Any, ...] = ()
     _is_placed: bool = False
 
     def grid(self, wrapper: Any, target: str) -> Grid:
-        """Return the integers that a layer's weight, input or output is rounded to."""
+        """Return the grid of a layer's weight, input or output."""
         if self._grids is None:
             self._grids = {}
         key = (wrapper.name, target)
@@ -36,7 +36,7 @@ class PlacedQuantizer(Quantizer):
         return self._grids[key]
 
     def _take_flow(self, flow: Any) -> None:
-        """Decide where activations are quantized, now that the flow of tensors is known."""
+        """Decide where activations are quantized, based on the flow of tensors."""
         wrappers = {wrapper.name: wrapper for wrapper in self.get_modules_wrapper()}
         layers = []
         for name, wrapper in wrappers.items():
@@ -51,7 +51,7 @@ class PlacedQuantizer(Quantizer):
             wrapper.set_attribute("placed", self._backend.tensor(1.0, wrapper))
 
     def _agrees(self, wrapper: Any) -> bool:
-        """Whether the ranges of a loaded checkpoint of the model are of the same places as here."""
+        """Whether the ranges of a loaded checkpoint were recorded at the same placements as here."""
         is_placed = float(wrapper.placed) != 0
         if is_placed == self._is_placed:
             return True
@@ -67,7 +67,7 @@ class PlacedQuantizer(Quantizer):
         return False
 
     def _place_by(self, batch: Any, forward: Any) -> None:
-        """Decide it by the flow of a batch, unless it was decided before."""
+        """Decide the placement from the flow of a batch, unless it was decided before."""
         if self._is_placed:
             return
         self._remove_remote()
@@ -77,7 +77,7 @@ class PlacedQuantizer(Quantizer):
         self._apply_places()
 
     def _who_quantizes(self, wrapper: Any, target: str) -> tuple[Any, str]:
-        """Return the layer, and its input or output, that quantizes a layer's input or output."""
+        """Return the wrapper, and its input or output, that quantizes a layer's input or output."""
         by = wrapper.places.get(target, {}).get("by")
         if by is None:
             return wrapper, target
@@ -92,7 +92,7 @@ class PlacedQuantizer(Quantizer):
             self._apply_places()
 
     def _check_places(self) -> None:
-        """Try what places and norms of a loaded state name; raise if this model does not have it."""
+        """Raise if the placements and norms of a loaded state do not exist in this model."""
         others = {wrapper.name: wrapper for wrapper in self.get_modules_wrapper()}
         for wrapper in others.values():
             for target, placement in wrapper.places.items():
@@ -125,7 +125,7 @@ class PlacedQuantizer(Quantizer):
         super()._detach_all()
 
     def _apply_places(self) -> None:
-        """Quantize activations where it was decided, and nowhere else."""
+        """Quantize activations at their placements, and nowhere else."""
         self._remove_remote()
         model, handles = self.bound_model, []
         for wrapper in self.get_modules_wrapper():

@@ -1,11 +1,11 @@
-"""PTQQuantizer: integers without training, from a few batches of data.
+"""PTQQuantizer: integer quantization without training, from a few batches of data.
 
-Run batches through the model, and the ranges of activations are fixed by what is seen; weights are
-covered, or cut where that is better on the whole. What is lost at low bits, options win back:
+Batches are run through the model to fix the ranges of activations; the scales of weights cover their
+range, or clip it where that reduces the error. Options recover accuracy at low bit widths:
 
 - ``equalize``: equal ranges of weights from layer to layer (Nagel et al., 2019);
 - ``smooth``: outliers of activations moved into the weights (SmoothQuant, Xiao et al., 2023);
-- ``adaround``: rounding up or down by what a layer computes (Nagel et al., 2020);
+- ``adaround``: rounding up or down so as to preserve a layer's output (Nagel et al., 2020);
 - ``bias_correction``: the mean of each output channel as in float (Nagel et al., 2019).
 
 >>> import torch
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("lilliput")
 
 _KEPT_ROWS = 1024
-_SHARES = tuple(0.95**i for i in range(1, 60))  # of the range of a weight, down to a twentieth
-_LOOKS = 4  # shares after which to see whether smaller ones can be better at all
+_SHARES = tuple(0.95**i for i in range(1, 60))  # of a weight's range, down to 5 %
+_LOOKS = 4  # after this many shares, check whether smaller ones can still be better
 _PIECE = 1 << 15  # entries that stay in the cache while all shares are tried
-_NARROWEST = 64  # columns at a time: fewer are slow, whatever their length
+_NARROWEST = 64  # columns at a time; fewer are slow, however short they are
 _ADAROUND = {
     "steps": (int, 1, 10**7),
     "batch_size": (int, 1, 10**6),
@@ -59,7 +59,7 @@ _ADAROUND = {
 def best_scales(weight: Tensor, grid: Grid) -> QParams:
     """Return the scales with the smallest mean squared error of rounding a weight.
 
-    Ranges are cut to shares of all that is there; each scale has its own best one.
+    The full range is multiplied by several shares; the best one is chosen for each scale.
 
     Examples
     --------
@@ -89,7 +89,7 @@ def _best_of(columns: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         if i % _LOOKS == 0:
             excess = _cut_off(columns, tried, shifted, grid) - smallest
             if float(xp.min_over(excess, 0)) >= 0:
-                break  # nor is any smaller one better
+                break  # smaller ones cannot be better either
         error = _squared_error(columns, tried, shifted, grid)
         is_better = error < smallest
         smallest = xp.where(is_better, error, smallest)
@@ -98,9 +98,9 @@ def _best_of(columns: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
 
 
 def _cut_off(columns: Tensor, scale: Tensor, zero: Tensor, grid: Grid) -> Tensor:
-    """Return what a column loses at least with this range or any smaller one: all that is outside of it.
+    """Return the smallest possible error of each column with this range or any smaller one: that of clipping.
 
-    Zero points are whole numbers, so that a smaller range may end up to a step further out.
+    Zero points are integers, so a smaller range may extend up to one step further out.
     """
     xp = namespace(columns)
     low, high = (grid.low - zero - 1) * scale, (grid.high - zero + 1) * scale
@@ -126,32 +126,32 @@ class PTQQuantizer(RangeQuantizer):
         See :class:`~lilliput.quantization.ranges.RangeQuantizer`. Rules may name an ``observer``:
         'mse' (the default), 'minmax', 'ema', 'percentile' or 'kl'.
     weights : {'minmax', 'mse'}
-        Whether the scales of weights cover them, or are those with the smallest squared error, found in
-        ``compress()`` and once more in each :meth:`calibrate`: load the weights before.
+        Whether the scales of weights cover them, or minimize the squared error; they are computed in
+        ``compress()`` and again in each :meth:`calibrate`, so load the weights before.
     equalize : bool
-        Rescale the channels between pairs of layers with nothing but a batch norm, a ReLU, a ReLU6 or
-        pooling in between, so that their weights have equal ranges. What the model computes in float
-        stays; behind a ReLU6, channels that come near its six in calibration are left as they are.
+        Rescale the channels between pairs of layers with only a batch norm, a ReLU, a ReLU6 or
+        pooling in between, so that their weights have equal ranges. The float model computes the
+        same; channels that come close to the limit of a ReLU6 in calibration are not rescaled.
     smooth : float, optional
         Divide the channels after each LayerNorm or RMSNorm that only quantized linear layers read, and
-        multiply the weights that read them: 0 makes the weights equally large, 1 the activations, 0.5
-        is usual. What the model computes in float stays.
+        multiply the weights that read them: 0 equalizes the weights, 1 the activations, 0.5
+        is usual. The float model computes the same.
     adaround : bool or dict
-        Learn whether to round each weight up or down. A dict may hold ``steps`` (1000 per layer),
-        ``batch_size`` (256 positions per step), ``positions`` (8192, where each layer is looked at),
+        Learn whether to round each weight up or down. A dict may have ``steps`` (1000 per layer),
+        ``batch_size`` (256 positions per step), ``positions`` (8192, sampled per layer),
         ``learning_rate`` (0.05), ``regularization`` (10) and ``warm_up`` (0.2, the share of steps
-        without it).
+        without regularization).
     bias_correction : bool
-        Give each output channel the mean that it has in float, by its bias or that of the batch norm
+        Give each output channel its mean in float, by its bias or that of the batch norm
         after it. ``is_bias_correction`` in NNI.
 
     Notes
     -----
     All but ``weights`` change parameters of the model in place, and need several passes: they keep the
-    first batches of :meth:`calibrate`, up to 1024 samples. They work in one process, not under
-    DistributedDataParallel. :meth:`strip` puts the parameters back bit for bit, unless they were trained
+    first batches of :meth:`calibrate`, up to 1024 samples. They require a single process, without
+    DistributedDataParallel. :meth:`strip` restores the parameters bit by bit, unless they were trained
     or loaded after calibration. To use the quantized model elsewhere, save its state dict along with
-    :meth:`state`, and load both into a model under a quantizer with the same options.
+    :meth:`state`, and load both into a model with a quantizer of the same options.
     """
 
     paper = "Nagel et al. 2019, 2020; Xiao et al. 2023 (its options)"
@@ -190,15 +190,13 @@ class PTQQuantizer(RangeQuantizer):
         super().__init__(*args, **others)
 
     def _find_problems(self, selection: Selection) -> list[Problem]:
-        """Return where options ask for something that no rule gives."""
+        """Return a problem for each option without a rule that it applies to."""
         problems = super()._find_problems(selection)
         if self._fixes_weights and not any(
             "weight" in self.targets_of(layer) for layer in selection.chosen
         ):
             option = "adaround" if self.adaround is not None else "weights='mse'"
-            text = (
-                "no rule quantizes a weight; add 'weight' to quant_types, or leave the option out."
-            )
+            text = "no rule quantizes a weight; add 'weight' to quant_types, or omit the option."
             problems.append(Problem(option, text))
         return problems
 
@@ -209,7 +207,7 @@ class PTQQuantizer(RangeQuantizer):
         checkpoint: Any = None,
         progress: bool = True,
     ) -> None:
-        """As in :meth:`RangeQuantizer.calibrate`, with what the options ask for before and after.
+        """As in :meth:`RangeQuantizer.calibrate`, with the steps of the options before and after.
 
         With options that need several passes, the first batches are kept, up to 1024 samples.
         """
@@ -252,7 +250,7 @@ class PTQQuantizer(RangeQuantizer):
             refinement.correct_biases(progress)
 
     def weight_rounding(self, wrapper: Any) -> tuple[QParams, Any]:
-        """Return the fixed grid of a layer's weight, and what it is multiplied by before rounding."""
+        """Return the fixed grid of a layer's weight, and its factor before rounding."""
         return self._held(wrapper, "weight"), self._fold_factor(wrapper)
 
     # -- fixed scales of weights ---------------------------------------------------------------------
@@ -272,7 +270,7 @@ class PTQQuantizer(RangeQuantizer):
                 self._fix_weight(wrapper)
 
     def _fix_by_weights_alone(self) -> None:
-        """Find the scales that need no data, for models whose activations are not quantized."""
+        """Compute the scales that need no data, for models whose activations are not quantized."""
         for wrapper in self.get_modules_wrapper():
             is_due = self.weights == "mse" and not wrapper.weight_is_fixed
             if is_due and "weight" in wrapper.roles:
@@ -287,7 +285,7 @@ class PTQQuantizer(RangeQuantizer):
         return super()._weight_qparams(wrapper)
 
     def _refining(self) -> str:
-        """Return the first of the options that change parameters in calibration."""
+        """Return the first requested option that changes parameters in calibration."""
         options = {
             "equalize": self.equalize,
             "smooth": self.smooth is not None,
@@ -309,7 +307,7 @@ class PTQQuantizer(RangeQuantizer):
         super()._prepare_wrappers()
         for wrapper in self.get_modules_wrapper():
             if self._fixes_weights and "weight" in wrapper.roles:
-                # There from the start, so that a checkpoint finds them; zero: not known yet.
+                # Created here, so that a checkpoint can be loaded into them; zero: not known yet.
                 scale = covering(
                     self._backend.masked_weight(wrapper), self.grid(wrapper, "weight")
                 ).scale
@@ -317,14 +315,14 @@ class PTQQuantizer(RangeQuantizer):
                     wrapper.set_attribute(name, namespace(scale).zeros_like(scale))
 
     def _take_loaded(self, wrapper: Any) -> None:
-        """Mark the ranges and scales that came with a checkpoint of the model as known."""
+        """Mark the ranges and scales of a loaded checkpoint as known."""
         super()._take_loaded(wrapper)
         self._is_loaded = True
         scale = getattr(wrapper, "weight_scale", None)
         if scale is not None:
             wrapper.weight_is_fixed = not bool(namespace(scale).any(scale <= 0))
 
-    # -- coming and going ----------------------------------------------------------------------------
+    # -- attach and detach ---------------------------------------------------------------------------
 
     def compress(self, model: Any = None) -> Any:
         """As in :meth:`Compressor.compress`."""
@@ -336,7 +334,7 @@ class PTQQuantizer(RangeQuantizer):
         return compressed
 
     def strip(self) -> Any:
-        """As in :meth:`Compressor.strip`; parameters that calibration has changed are put back."""
+        """As in :meth:`Compressor.strip`; parameters changed by calibration are restored."""
         model = super().strip()
         self._undo()
         return model
@@ -346,7 +344,7 @@ class PTQQuantizer(RangeQuantizer):
         self._is_outdated, self._is_loaded = False, True
 
     def _undo(self) -> None:
-        """Undo what the last calibration did to the parameters."""
+        """Undo the parameter changes of the last calibration."""
         if self._refinement is None:
             return
         self._is_outdated = self._refinement.undo()
@@ -359,7 +357,7 @@ class PTQQuantizer(RangeQuantizer):
         self._refinement = None
 
     def _forget(self) -> None:
-        """Forget all ranges and scales: they were for other parameters."""
+        """Discard all ranges and scales, which belong to other parameters."""
         for wrapper in self.get_modules_wrapper():
             wrapper.weight_is_fixed = False
             for target in ACTIVATIONS:
@@ -367,7 +365,7 @@ class PTQQuantizer(RangeQuantizer):
                     setattr(wrapper, f"{target}_is_known", False)
 
     def _keep(self, batches: Iterable[Any]) -> tuple[list[Any], Iterable[Any]]:
-        """Return the first batches in a list, and all batches once more."""
+        """Return the first batches as a list, and an iterable over all batches."""
         kept: list[Any] = []
         if not isinstance(batches, Iterable) or self._is_tensor(batches):
             raise ConfigError(

@@ -2,9 +2,9 @@
 
 Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only
 Inference", 2018. Weights are rounded to a grid that covers them; the ranges of activations are
-moving averages of what is seen in training, widened so that zero is exact. The gradient passes
-where a value is inside its range. Quantization may begin later (``quant_start_step``), and batch norms
-may stop following the batches (``freeze_norm_step``).
+moving averages over the training batches, widened so that zero is exact. The gradient passes
+where a value is inside its range. Quantization may start later (``quant_start_step``), and batch norms
+may switch to their running statistics (``freeze_norm_step``).
 
 >>> import torch
 >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
@@ -27,7 +27,7 @@ from lilliput.quantization.placed import ACTIVATIONS
 from lilliput.quantization.ranges import RangeQuantizer, check_count
 from lilliput.registry import register_quantizer
 
-_PASSES = 256  # forwards of one layer between two steps that activation checkpointing may repeat
+_PASSES = 256  # forward passes of one layer per step that activation checkpointing may repeat
 
 
 @register_quantizer("qat", "QAT_Quantizer", "QATquantizer")
@@ -39,10 +39,10 @@ class QATQuantizer(RangeQuantizer):
     model, config_list, optimizer, example_inputs, quant_start_step
         See :class:`~lilliput.quantization.ranges.RangeQuantizer`.
     momentum : float
-        What the past counts in the moving average of ranges.
+        Weight of the previous average in the moving average of ranges.
     freeze_norm_step : int, optional
-        The step from which batch norms after quantized layers use their running statistics, as they
-        will in inference. Needs ``example_inputs``.
+        The step from which batch norms after quantized layers use their running statistics, as in
+        inference. Needs ``example_inputs``.
     """
 
     paper = "Jacob et al. 2018, Quantization and training for integer-only inference"
@@ -81,11 +81,11 @@ class QATQuantizer(RangeQuantizer):
         names = ("low", "high", "scale", "zero_point")
         held = [getattr(wrapper, f"{target}_{name}") for name in names]
         seen = [xp.widen(x) for x in xp.range_of(xp.detach(tensor), None)]
-        # Zeros only: nothing was seen yet, or nothing but a batch with NaN.
+        # Zeros only: nothing was observed yet, or only batches with NaN.
         is_new = (held[0] == 0) & (held[1] == 0)
         share = xp.where(is_new, 1.0, 1 - self.momentum)
         moved = [old + share * (new - old) for old, new in zip(held[:2], seen, strict=True)]
-        # A batch with NaN or infinity must not spoil the range for good.
+        # A batch with NaN or infinity must not spoil the range permanently.
         is_fine = xp.isfinite(moved[0]) & xp.isfinite(moved[1])
         is_repeated = self._backend.when_recomputing(held[0])
         is_fine = is_fine if is_repeated is None else is_fine & ~is_repeated
@@ -100,7 +100,7 @@ class QATQuantizer(RangeQuantizer):
             self._note(wrapper, target, [*seen, *(xp.zeros_like(x) + x for x in held[2:])])
 
     def _note(self, wrapper: Any, target: str, what: list[Tensor]) -> None:
-        """Record what was seen of an activation, and the grid on which it was rounded."""
+        """Record the range of an activation, and the grid on which it was rounded."""
         if self._passes is None:
             self._passes = {}
         self._passes.setdefault((id(wrapper), target), deque(maxlen=_PASSES)).append(what)
@@ -113,10 +113,10 @@ class QATQuantizer(RangeQuantizer):
         return super()._round_activation(tensor, wrapper, target)
 
     def _grid_then(self, tensor: Tensor, wrapper: Any, target: str, passes: Any) -> QParams:
-        """Return the grid on which an activation was rounded in the forward that is now repeated.
+        """Return the grid on which an activation was rounded in the forward pass that is now recomputed.
 
-        The same forward shows the same range again. Of several with that range the last one is meant, as
-        backward goes; it is then put first, for the others' turn.
+        A recomputed pass has the same range. Among several passes with that range, the last one is
+        chosen, in the order of backward; it is then moved to the front, so that the others are next.
         """
         xp = namespace(tensor)
         low, high = (float(xp.widen(x)) for x in xp.range_of(xp.detach(tensor), None))
@@ -128,7 +128,7 @@ class QATQuantizer(RangeQuantizer):
         return QParams(found[2], found[3], self.grid(wrapper, target))
 
     def step(self) -> None:
-        """Count the steps, freeze the norms when it is time."""
+        """Count the steps, and freeze the norms when due."""
         super().step()
         self._passes = None
         self._freeze_when_due()
@@ -160,10 +160,10 @@ class QATQuantizer(RangeQuantizer):
         self._share_ranges()
 
     def _share_ranges(self) -> None:
-        """Average the ranges over the processes that train together, in one exchange.
+        """Average the ranges over all training processes, in one exchange.
 
-        Inside ``DistributedDataParallel.join()`` some may have stopped: then ranges are shared as all
-        buffers are, those of one process in each forward, and those of the last one at the end.
+        Inside ``DistributedDataParallel.join()`` some processes may have stopped: ranges are then shared like
+        all buffers, those of one process in each forward pass, and those of the last one at the end.
         """
         if self._backend.processes() == 1 or self._backend.is_joining(self.bound_model):
             return

@@ -43,13 +43,13 @@ ObserverName = Annotated[str, AfterValidator(_check_observer)]
 
 
 def check_count(name: str, value: Any) -> None:
-    """Raise unless an argument is a whole number, 0 or more."""
+    """Raise unless an argument is an integer of 0 or more."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise ConfigError(f"{name}: received {value!r}, expected a whole number, 0 or more.")
+        raise ConfigError(f"{name}: received {value!r}, expected an integer, 0 or more.")
 
 
 class RangeRule(QuantRule):
-    """All of the quantization keys, and how ranges are found in calibration."""
+    """All quantization keys, and how calibration determines ranges."""
 
     observer: ObserverName | dict[Literal["input", "output"], ObserverName] | None = Field(
         None, description=f"How calibration determines ranges: {', '.join(OBSERVERS)}."
@@ -78,23 +78,23 @@ class RangeArguments(CompressorArguments, total=False):
 class RangeQuantizer(PlacedQuantizer):
     """Round tensors to integer grids that cover known ranges.
 
-    Weights are covered as they are; the ranges of activations come from training, from
-    :meth:`calibrate`, or are learned: that is what subclasses differ in.
+    Weights are always covered; the ranges of activations come from training, from
+    :meth:`calibrate`, or are learned, depending on the subclass.
 
     Parameters
     ----------
     model, config_list, optimizer
-        See :class:`~lilliput.core.compressor.Compressor`. Rules hold ``quant_types``, ``quant_bits``,
+        See :class:`~lilliput.core.compressor.Compressor`. Rules have ``quant_types``, ``quant_bits``,
         ``quant_scheme``, ``quant_dtype``, ``granularity``, ``group_size`` and ``narrow_range``. By
         default weights are int8 with a scale per channel, activations uint8: the input of each layer
-        and the output of convolutions, on Keras also that of dense layers (LiteRT asks for it).
+        and the output of convolutions, on Keras also that of dense layers (required by LiteRT).
     example_inputs : optional
-        What the model is called with: a tensor, a tuple or a dict. With it, activations are quantized
-        where runtimes look for it, after norm and ReLU, and each tensor once; see
-        :mod:`~lilliput.graph.placement`. Keras models that are Functional or Sequential do
-        without: their graph is known.
+        Inputs of the model: a tensor, a tuple or a dict. With it, activations are quantized
+        where runtimes expect it, after norm and ReLU, and each tensor once; see
+        :mod:`~lilliput.graph.placement`. Functional and Sequential Keras models do not need it,
+        because their graph is known.
     quant_start_step : int
-        Steps to train before quantization begins; a rule may say otherwise.
+        Steps to train before quantization starts; a rule may override it.
     """
 
     rule: ClassVar[type[Rule]] = RangeRule
@@ -124,27 +124,27 @@ class RangeQuantizer(PlacedQuantizer):
         self.quant_start_step = quant_start_step
         super().__init__(model, config_list, optimizer)
 
-    # -- what is quantized -------------------------------------------------------------------------
+    # -- tensors to quantize -----------------------------------------------------------------------
 
     def _refine(self, selection: Selection) -> Selection:
-        """Take embeddings that would dominate the file; see :mod:`~lilliput.quantization.embeddings`."""
+        """Add embeddings that would dominate the file; see :mod:`~lilliput.quantization.embeddings`."""
         return take_embeddings(super()._refine(selection), self.targets_of)
 
     def _find_problems(self, selection: Selection) -> list[Problem]:
-        """Return where rules ask for dynamic ranges that no kernel has."""
+        """Return a problem for each rule that requests dynamic ranges without kernels for them."""
         types = self._backend.dynamic_inputs if self.takes_dynamic else frozenset()
         return super()._find_problems(selection) + dynamic_problems(
             selection, self.targets_of, types
         )
 
     def default_targets(self, layer: LayerInfo) -> list[str]:
-        """Return what has to be quantized for a layer to run in integers."""
+        """Return the tensors to quantize for a layer to run in integers."""
         bits = layer.config.get("quant_bits")
         if isinstance(bits, Mapping):
             return list(bits)
         if layer.weight_name is None:
             return ["output"]
-        # A head that is tied to a table still has float inputs, and they may be dynamic.
+        # A head that is tied to an embedding still has float inputs, which may be dynamic.
         has_head = layer.types & self._backend.dynamic_inputs
         is_dynamic = bool(has_head) and grid_for(layer.config, "input").is_dynamic
         if layer.is_bypassed or (layer.types & _WITHOUT_FLOAT_INPUT and not is_dynamic):
@@ -153,13 +153,13 @@ class RangeQuantizer(PlacedQuantizer):
         return ["weight", "input", *(["output"] if is_whole else [])]
 
     def observer_of(self, wrapper: Any, target: str) -> Any:
-        """Return by which observer calibration finds the range of an input or output."""
+        """Return the observer that determines the range of an input or output in calibration."""
         chosen = wrapper.config.get("observer")
         chosen = chosen.get(target) if isinstance(chosen, Mapping) else chosen
         return self.default_observer if chosen is None else chosen
 
     def coarsen_weight(self, wrapper: Any, factors: Tensor) -> None:
-        """Multiply the scales of one layer's weight from now on, by a factor for each output channel."""
+        """Multiply the scales of a layer's weight from now on, by one factor per output channel."""
         grid = self.grid(wrapper, "weight")
         xp = namespace(factors)
         if grid.axis != wrapper.layer_info.out_axis or grid.group_size is not None:
@@ -202,7 +202,7 @@ class RangeQuantizer(PlacedQuantizer):
         return self._round_activation(tensor, wrapper, target)
 
     def follow(self, tensor: Tensor, wrapper: Any, target: str) -> None:
-        """Learn from an activation that is seen in training."""
+        """Update the range from an activation in training."""
 
     def _round_activation(self, tensor: Tensor, wrapper: Any, target: str) -> Tensor:
         return fake_quantize(tensor, self._held(wrapper, target))
@@ -217,7 +217,7 @@ class RangeQuantizer(PlacedQuantizer):
         return rounded if axis is None else round_widened(rounded, axis)
 
     def _widened_axis(self, wrapper: Any) -> int | None:
-        """Return the axis of outputs of a weight in groups that is multiplied in more bits."""
+        """Return the output axis of a weight in groups that is widened."""
         if "input" not in wrapper.roles:
             return None
         grid = self.grid(wrapper, "weight")
@@ -231,12 +231,12 @@ class RangeQuantizer(PlacedQuantizer):
         scale, zero = (getattr(wrapper, f"{target}_{name}") for name in ("scale", "zero_point"))
         return QParams(scale, zero, self.grid(wrapper, target))
 
-    # -- what exporters and reports ask ---------------------------------------------------------------
+    # -- for exporters and reports -------------------------------------------------------------------
 
     def qparams(self, wrapper: Any, quant_type: QuantType) -> QParams | None:
-        """Return the grid and the scales on which a layer's tensor lies.
+        """Return the grid and the scales of a layer's tensor.
 
-        An input or output that another layer quantizes has the grid of that one.
+        An input or output that another layer quantizes has the grid of that layer.
         """
         target = quant_type.value
         if not wrapper.is_on:
@@ -269,7 +269,7 @@ class RangeQuantizer(PlacedQuantizer):
             return replace(widened(rounded, wide), groups=groups)
         if factor is None:
             return held
-        # What the layer computes with is divided by the factor again: a scale for each channel.
+        # The layer's weight is divided by the factor again, which gives one scale per channel.
         axis = wrapper.layer_info.out_axis
         xp = namespace(weight)
         per_channel = Grid(grid.bits, grid.is_signed, grid.is_symmetric, grid.is_narrow, axis)
@@ -277,10 +277,10 @@ class RangeQuantizer(PlacedQuantizer):
         return QParams(scale, xp.zeros_like(scale), per_channel)
 
     def _fold_factor(self, wrapper: Any) -> Any:
-        """Return by what a batch norm multiplies the weight, where quantization depends on it.
+        """Return the factor of a batch norm on the weight if quantization depends on it.
 
-        With a scale for each channel it does not, the factor goes into the scale; with groups or a zero
-        point, the file gets a scale for each channel.
+        It does not with one scale per channel, where the factor goes into the scale; with groups or a zero
+        point, the file gets one scale per channel.
         """
         grid = self.grid(wrapper, "weight")
         layer = wrapper.layer_info
@@ -292,14 +292,14 @@ class RangeQuantizer(PlacedQuantizer):
         # A channel that the norm multiplies by zero is rounded like the widest one.
         xp = namespace(factor)
         if xp.size(factor) != layer.shape[layer.out_axis]:
-            return None  # several channels for each slice of the weight: they share no factor
+            return None  # several channels share a slice of the weight, with different factors
         widest = xp.max(xp.abs(factor))
         widest = xp.where(widest > 0, widest, xp.ones_like(widest))
         factor = xp.where(factor == 0, widest, factor)
         per_channel = Grid(8, True, True, axis=wrapper.layer_info.out_axis)
         return spread(factor, wrapper.layer_info.shape, per_channel)
 
-    # -- the journey ---------------------------------------------------------------------------------
+    # -- workflow ------------------------------------------------------------------------------------
 
     def calibrate(
         self,
@@ -308,19 +308,19 @@ class RangeQuantizer(PlacedQuantizer):
         checkpoint: Any = None,
         progress: bool = True,
     ) -> None:
-        """Run batches, without training on them, and fix the ranges of activations by what they show.
+        """Run batches without training on them, and fix the ranges of activations.
 
         Parameters
         ----------
         batches : iterable
             A data loader or a list.
         forward : callable, optional
-            ``forward(model, batch)``. By default a tensor or dict is what the model is called with, and
-            a tuple its arguments, as in ``example_inputs``, or ``(inputs, targets)``: the parts that
-            ``example_inputs`` or ``forward`` of the model has, and no targets.
+            ``forward(model, batch)``. By default the model is called with a tensor or dict, and a tuple
+            is either its arguments, as in ``example_inputs``, or ``(inputs, targets)``: only the parts
+            that ``example_inputs`` or ``forward`` of the model has are passed, not the targets.
         checkpoint : path, optional
-            A file in which to note what was seen; if the job is killed, calling this again with the
-            same batches goes on from there.
+            A file for intermediate statistics; if the job is killed, calling this again with the
+            same batches continues from there.
         progress : bool
             Whether to show a progress bar on a terminal.
         """
@@ -341,7 +341,7 @@ class RangeQuantizer(PlacedQuantizer):
         self._update_delays()
 
     def step(self) -> None:
-        """Count the steps, and begin to quantize when it is time."""
+        """Count the steps, and start to quantize when due."""
         self.current_step += 1
         self._update_delays()
 
@@ -390,7 +390,7 @@ class RangeQuantizer(PlacedQuantizer):
         return namespace(weight).ones_like(ranges(weight, grid)[0]) * one
 
     def _take_loaded(self, wrapper: Any) -> None:
-        """Mark the ranges that came with a checkpoint of the model as known."""
+        """Mark the ranges of a loaded checkpoint as known."""
         agrees = self._agrees(wrapper)
         for target in ACTIVATIONS:
             if target in wrapper.roles:

@@ -1,4 +1,4 @@
-"""Recipes: from a trained model to files, by a YAML file, with checkpoints on the way."""
+"""Recipes: from a trained model to files, described by a YAML file, with checkpoints in between."""
 
 from lilliput.recipes.load import load_recipe
 from lilliput.recipes.opening import LoadedRun, load_run

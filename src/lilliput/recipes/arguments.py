@@ -1,4 +1,4 @@
-"""Which algorithm a step names, and which arguments it takes."""
+"""The algorithm of a step, and the arguments it takes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from lilliput.registry import factorizers, pruners, quantizers
 
-# What the run gives to a compressor itself, and what only code can give it.
+# Arguments that the run passes itself, and those that only code can pass.
 OURS = ("self", "model", "config_list", "optimizer", "example_inputs", "groups")
 _FOR_CODE = ("masker_type", "options")
 _REGISTRIES = {
@@ -31,7 +31,7 @@ def algorithm_of(verb: str, name: str) -> Any:
 
 
 def arguments_of(cls: Any) -> list[str]:
-    """Return the arguments of an algorithm, those that base classes take included."""
+    """Return the arguments of an algorithm, including those of base classes."""
     names: list[str] = []
     for base in cls.__mro__:
         if "__init__" not in vars(base):
@@ -49,9 +49,9 @@ def make_compressor(step: Any, model: Any, inputs: Any) -> Any:
     Parameters
     ----------
     step : PruneStep, QuantizeStep or CompressorEntry
-        What to make.
+        The step.
     model, inputs : object
-        The model, and what it is called with.
+        The model and its inputs.
     """
     name = step.algorithm if hasattr(step, "algorithm") else getattr(step, step.verb)
     cls = algorithm_of(step.verb, name)
@@ -60,7 +60,7 @@ def make_compressor(step: Any, model: Any, inputs: Any) -> Any:
 
 
 def options_of(cls: Any) -> list[str]:
-    """Return the arguments that the options of a step may hold.
+    """Return the arguments that are allowed as options of a step.
 
     Examples
     --------

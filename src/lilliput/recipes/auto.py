@@ -1,4 +1,4 @@
-"""compress: say the goal, and get the file. Search, prune, cut, recover, quantize, export, check.
+"""compress: state the goal, and get the file. Search, prune, cut, recover, quantize, export, check.
 
 >>> import tempfile, torch
 >>> torch.manual_seed(0)  # doctest: +ELLIPSIS
@@ -52,34 +52,34 @@ DEFAULT_RULES = (
         "quant_bits": 8,
     },
 )
-_BATCHES = 16  # that sensitivities, recovery without training and calibration look at
-_NEXT = ".next-"  # what folders of files that are not judged yet are called
-_SHARE_FOR_SEARCH = 0.5  # of the time that is given; the rest is for training
+_BATCHES = 16  # for sensitivities, recovery without training and calibration
+_NEXT = ".next-"  # prefix of folders with files that are not judged yet
+_SHARE_FOR_SEARCH = 0.5  # of the given time; the rest is for training
 
 
 @dataclass(frozen=True, eq=False)
 class Compressed:
-    """What :func:`compress` ended with.
+    """The result of :func:`compress`.
 
     Parameters
     ----------
     path : Path
         The file, executed and compared with the model.
     receipt : Receipt
-        The original's file against it.
+        The original's file compared with it.
     verdict : str
-        Whether every budget is kept, the drop of the metric included, by the figures of the receipt:
-        ``"met"``, ``"not met"``, or ``"not shown"`` where only the latency was too noisy to tell. Its notes
+        Whether every budget is met, including the drop of the metric, by the figures of the receipt:
+        ``"met"``, ``"not met"``, or ``"not shown"`` if only the latency was too noisy to decide. Its notes
         say more.
     config_list : list of dict
         Sparsity and bits of each layer.
     model : object
-        The network, cut and with its quantizer at work; where an earlier run in this folder made the best
+        The network, cut and with its quantizer attached; if an earlier run in this folder produced the best
         file, that file, which is called like the network.
     history : list of dict
         Every file that was the best so far: ``what``, ``metric``, ``costs``, ``is_met``.
     export : dict
-        How the file was written and what its check has shown, as plain data.
+        How the file was written and the results of its check, as plain data.
     """
 
     path: Path
@@ -92,7 +92,7 @@ class Compressed:
 
     @property
     def is_met(self) -> bool:
-        """Whether the file was shown to keep every budget."""
+        """Whether the file was shown to meet every budget."""
         return self.verdict == MET
 
     def __str__(self) -> str:
@@ -118,9 +118,10 @@ def compress(
 ) -> Compressed:
     """Make a model meet a budget, and write it as a file.
 
-    The first file comes early: the model in 8 bits. Then channels are chosen and cut until the budget is
-    met; what that took is given back without training, and then by training, with the original as teacher,
-    so that no labels are needed. Each better file replaces the one before. Ctrl-C keeps the best so far.
+    The first file is written early: the model in 8 bits. Then channels are selected and cut until the
+    budget is met; accuracy is recovered without training, and then by training, with the original as
+    teacher, so that no labels are needed. Each better file replaces the previous one. Ctrl-C keeps the best
+    so far.
 
     Parameters
     ----------
@@ -129,27 +130,27 @@ def compress(
     budget : dict
         See :class:`~lilliput.search.search.Search`, such as ``{"latency": 0.5, "drop": 0.005}``.
     data : iterable, or callable that returns one
-        The batches to train on, ``(inputs, targets)`` or inputs; it must be possible to go through them
-        again, so a generator has to be given as the function that makes it. Targets are not looked at.
+        The batches to train on, ``(inputs, targets)`` or inputs; they are iterated over several times,
+        so pass a function that creates the generator instead of a generator. Targets are not used.
     evaluate : callable
-        ``evaluate(model)`` returns the metric, higher being better; it is given models and files.
+        ``evaluate(model)`` returns the metric, where higher is better; it is called with models and files.
     folder : path
-        Where the file, its receipt, the report and what the search has found out are written. A run that
-        was killed goes on with the search where it was, and its best file stays until there is a better
-        one; training begins anew. The batches must be the same, so seed a loader that shuffles.
+        The folder for the file, its receipt, the report and the journal of the search. A killed run
+        resumes the search, and its best file stays until there is a better
+        one; training starts over. The batches must be the same, so seed a loader that shuffles.
     example_inputs : optional
-        What the model is called with, two examples at least; by default the inputs of the first batch.
-        Latency is that of these inputs, all at once.
+        Inputs of the model, with at least two examples; by default the inputs of the first batch.
+        The latency is that of these inputs, all at once.
     config_list : list of dict, optional
         Rules with choices; by default eight bits for all layers, and up to three quarters of the channels
         removed in steps of an eighth.
     target : str
         The runtime.
     epochs : int
-        Epochs of training at most, 0 for none; otherwise, with ``hours``, as many as the time allows.
+        Maximum number of training epochs, 0 for none; otherwise, with ``hours``, as many as the time allows.
     hours : float, optional
-        When to end; at most half of it goes into trials. Afterwards nothing is begun but what leaves a
-        file: what is under way is finished (the first file, the sensitivities, a network that is timed, a
+        The time limit; at most half of it is used for trials. After that, only steps that produce a
+        file are started: work in progress is finished (the first file, the sensitivities, timing a network, a
         trial, an epoch), a network that was found or trained is written and evaluated, and the best file
         is timed for its receipt.
     trials, networks, seed
@@ -158,7 +159,7 @@ def compress(
     end, limits = _check_time(hours, epochs), parse_budget(budget)
     batches = list(islice(again(data), _BATCHES))
     if not batches:
-        raise ConfigError("data: received no batch, expected some.")
+        raise ConfigError("data: received no batches, expected some.")
     inputs = _first_inputs(batches[0]) if example_inputs is None else example_inputs
     if example_inputs is None and 0 in getattr(inputs, "shape", ()):
         raise ConfigError("data: the first batch has no examples, expected at least two.")
@@ -202,16 +203,16 @@ class _Work:
         self.task: Task = search.start(folder)
         self.path = folder / f"model{search.target.suffix}"
         self.original = self.task.maker.write_original(folder, self.task.journal)
-        self.best: tuple[float, float] | None = None  # how far over the budget, minus the metric
-        self.kept: tuple[Any, Trial] | None = None  # the network, and what is known of it
+        self.best: tuple[float, float] | None = None  # excess over the budget, minus the metric
+        self.kept: tuple[Any, Trial] | None = None  # the network and its trial
         self.history: list[dict[str, Any]] = []
         self.export: dict[str, Any] = {}
         self.points: list[dict[str, Any]] = []
         self._take_up()
 
     def _take_up(self) -> None:
-        """Make the file of an earlier run the best so far, if it is the one that the journal knows."""
-        for left in self.folder.glob(f"{_NEXT}*"):  # by a run that was killed
+        """Make the file of an earlier run the best so far, if it matches the journal."""
+        for left in self.folder.glob(f"{_NEXT}*"):  # by a killed run
             shutil.rmtree(left, ignore_errors=True)
         held = self.task.journal.get("best")
         found = digests_of_files(self.folder, self.path.stem)
@@ -225,17 +226,17 @@ class _Work:
 
     @property
     def is_done(self) -> bool:
-        """Whether the best file keeps the whole budget, as far as was measured while searching."""
+        """Whether the best file meets the whole budget, according to the measurements of the search."""
         return self.best is not None and self.best[0] <= 0
 
     def offer_quantized(self) -> None:
-        """Write the mildest network, which is only quantized if the rules say so: the first file."""
+        """Write the mildest network, which is only quantized if the rules allow it, as the first file."""
         mildest = (0,) * len(self.task.space.decisions)
         costs = self.task.measure(mildest)
         self.offer("without pruning", mildest, self.task.candidate(mildest), costs)
 
     def offer_found(self) -> Any:
-        """Search, write what was found, and return the choice."""
+        """Search, write the result, and return the choice."""
         try:
             best: Trial = self.search.run_strategy(self.task)
         except AlgorithmError as error:
@@ -247,7 +248,7 @@ class _Work:
 
     def offer(self, what: str, choice: Any, candidate: Candidate, costs: dict[str, float]) -> bool:
         """Write a network if it is better than the best so far."""
-        # Under its final name: some files name the one with their weights.
+        # Under its final name, because some files contain the name of their weights file.
         with tempfile.TemporaryDirectory(dir=self.folder, prefix=_NEXT) as folder:
             path = Path(folder, self.path.name)
             written = self.task.maker.write(candidate, path, check=True)
@@ -268,9 +269,9 @@ class _Work:
         return is_better
 
     def _replace(self, folder: Path, trial: Trial) -> None:
-        """Move all files of the best network to where they belong, and note whose they are."""
+        """Move all files of the best network to their final place, and record their origin."""
         found = digests_of_files(folder, self.path.stem)
-        for name in sorted(found, key=lambda name: name == self.path.name):  # that one last
+        for name in sorted(found, key=lambda name: name == self.path.name):  # the main file last
             os.replace(folder / name, self.folder / name)
         known: dict[str, Any] = {
             "choice": trial.choice,
@@ -282,7 +283,7 @@ class _Work:
         write_atomically(self.folder / "history.json", json.dumps(self.history, indent=1).encode())
 
     def _over(self, costs: dict[str, float], metric: float) -> float:
-        """Return by which shares budgets are exceeded, added up."""
+        """Return the sum of the relative excesses over budgets."""
         over = sum(max(value / bound - 1, 0.0) for _, value, bound in self.task.compared(costs))
         if self.drop is None:
             return over
@@ -312,7 +313,7 @@ class _Work:
 
 
 def _train(work: _Work, choice: Any, data: Any, epochs: int, end: float | None, seed: int) -> None:
-    """Train the network of a choice, and offer it every now and then."""
+    """Train the network of a choice, and offer it at intervals."""
     space, costs = work.search.space, work.task.measure(choice)
 
     def offer(what: str, candidate: Candidate) -> bool:
@@ -340,7 +341,7 @@ def _first_inputs(batch: Any) -> Any:
 
 def _check_time(hours: Any, epochs: Any) -> float | None:
     if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 0:
-        raise ConfigError(f"epochs: received {epochs!r}, expected a whole number from 0.")
+        raise ConfigError(f"epochs: received {epochs!r}, expected an integer from 0.")
     if hours is None:
         return None
     is_number = isinstance(hours, (int, float)) and not isinstance(hours, bool)

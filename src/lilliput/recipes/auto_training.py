@@ -1,4 +1,4 @@
-"""Train a cut network to answer as the original does, as long as there is time."""
+"""Train a cut network to match the original's outputs, as long as there is time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lilliput.search.candidate import Candidate, Order
 from lilliput.search.checked_data import require_batches
 
 _RATE = 2e-3  # of Adam, falling to 0 along a cosine
-_SHARE_OF_TIME = 0.85  # of what is left that is planned for training: the rest is for writing files
+_SHARE_OF_TIME = 0.85  # of the remaining time for training; the rest is for writing files
 
 
 class Recovery:
@@ -26,13 +26,13 @@ class Recovery:
     Parameters
     ----------
     order : Order
-        What the network is made from.
+        The order that creates the network.
     framework : str
         ``"torch"`` or ``"keras"``.
     data : iterable, or callable that returns one
         The batches of an epoch.
     seed : int
-        Of what training draws.
+        Seed of the training.
     """
 
     def __init__(self, order: Order, framework: str, data: Any, seed: int) -> None:
@@ -56,13 +56,13 @@ class Recovery:
         Parameters
         ----------
         epochs : int
-            How many; where there is an end, as many as the time allows.
+            The number of epochs; with an end, as many as the time allows.
         end : float, optional
-            When to end, by the monotonic clock.
+            The end of the time limit, by the monotonic clock.
         has_classes : bool
             Whether the model returns one row of classes per example.
         offer : callable
-            Takes what was done and the quantized network; returns whether that is enough.
+            Takes a description and the quantized network; returns whether it is good enough.
         """
         planned, due = (epochs if end is None else 1), 1
         rules = [{"loss": "kl" if has_classes else "mse"}]
@@ -107,7 +107,7 @@ class Recovery:
 
 
 def again(data: Any) -> Iterator[Any]:
-    """Return the batches of one more epoch."""
+    """Return the batches of another epoch."""
     found = require_batches(data() if callable(data) else data)
     if iter(found) is found and not callable(data):
         raise ConfigError(

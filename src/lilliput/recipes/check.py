@@ -1,4 +1,4 @@
-"""Check the steps of a recipe against the algorithms they name, without a model."""
+"""Validate the steps of a recipe with the algorithms they name, without a model."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def check_steps(raw: Any, folder: Path, recipe: Recipe | None) -> tuple[list[Any
     Parameters
     ----------
     raw : object
-        The steps as written in the file, right or wrong.
+        The steps as written in the file, valid or not.
     folder : pathlib.Path
-        Where files that the steps name are looked for.
+        The folder in which files named by steps are looked up.
     recipe : Recipe or None
-        The same, if its form is right.
+        The parsed recipe, if its form is valid.
     """
     faults: list[Fault] = []
     steps: list[Any] = []
@@ -58,7 +58,7 @@ class _Step:
         self.rules: list[Any] | None = None
 
     def check(self) -> list[Fault]:
-        """Return what is wrong with the algorithm, its config list or its options."""
+        """Return the problems of the algorithm, its config list or its options."""
         if self.verb in GOALS:
             faults = [self._fault(text, key) for key, text in check_goal(self.entry, self.verb)]
             return faults + self._read_choices()
@@ -99,7 +99,7 @@ class _Step:
         return [self._from_rule(problem, where) for problem in problems]
 
     def _read_choices(self) -> list[Fault]:
-        """Read rules with choices from their file; a model decides whether they are right."""
+        """Read rules with choices from their file; they are validated with a model later."""
         given = self.entry.get("config")
         if isinstance(given, str):
             try:
@@ -110,7 +110,7 @@ class _Step:
         return []
 
     def _with_schedule(self, rule: Any, cls: Any) -> Any:
-        """Let a schedule end with the step, if the rule does not say when."""
+        """Make a schedule end with the step, if the rule does not set its end."""
         epochs = self.entry.get("epochs", 0)
         is_scheduled = "end_epoch" in cls.rule.model_fields and isinstance(rule, Mapping)
         if not is_scheduled or "end_epoch" in rule or rule.get("exclude"):

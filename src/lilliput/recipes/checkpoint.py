@@ -1,7 +1,7 @@
-"""The folder of a run: ``run.json`` says all, and names the one file of tensors that counts.
+"""The folder of a run: ``run.json`` describes everything, and names the current file of tensors.
 
-``run.json`` is replaced last, in one step. Whatever moment a run is killed at, the folder holds the
-state after a whole number of units of work; files that nothing names are removed by the next one.
+``run.json`` is replaced last, atomically. Whenever a run is killed, the folder contains the
+state after a whole number of units of work; unreferenced files are removed by the next one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SHRUNK = re.compile(r"shrunk-\d+")
 
 
 class CompressorEntry(Strict):
-    """An attached compressor as its step wrote it, and what it knows."""
+    """An attached compressor as written by its step, and its state."""
 
     verb: Literal["prune", "quantize"]
     algorithm: str
@@ -45,15 +45,15 @@ class CompressorEntry(Strict):
 
 
 class FactorizerEntry(Strict):
-    """A factorization that was done: its rules name the layers and their ranks."""
+    """A completed factorization: its rules name the layers and their ranks."""
 
     algorithm: str
     config: list[dict[str, JsonValue]]
-    shrunk: int  # how many plans of shrinking came before it
+    shrunk: int  # number of shrinking plans before it
 
 
 class ModelEntry(Strict):
-    """How to build the model again: factory, then factorizations and plans of shrinking, then compressors."""
+    """How to rebuild the model: factory, then factorizations and plans of shrinking, then compressors."""
 
     framework: Literal["torch", "keras"]
     factory: str
@@ -67,7 +67,7 @@ class ModelEntry(Strict):
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out what no step of the run has made: files of older runs stay as they were."""
+        """Omit what no step of the run has created, so that files of older runs do not change."""
         written: dict[str, Any] = write(self)
         if not self.factorized:
             written.pop("factorized", None)
@@ -75,7 +75,7 @@ class ModelEntry(Strict):
 
 
 class Document(Strict):
-    """What ``run.json`` holds."""
+    """The content of ``run.json``."""
 
     format: Literal[1]
     kind: Literal["recipe run"]
@@ -94,7 +94,7 @@ class Document(Strict):
 
 @dataclass
 class Checkpoint:
-    """A run after a number of units of work; ``tensors`` are by name, whatever the framework."""
+    """A run after a number of units of work; ``tensors`` are by name, for any framework."""
 
     text: str
     made_from: dict[str, Any]
@@ -109,7 +109,7 @@ class Checkpoint:
     tensors: dict[str, Any] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
-        """Replace the checkpoint of a folder, and remove what it no longer needs."""
+        """Replace the checkpoint of a folder, and remove files it no longer needs."""
         from lilliput.frameworks import backend_named
 
         data = backend_named(self.model.framework).dump_tensors(self.tensors)
@@ -121,7 +121,7 @@ class Checkpoint:
 
     @classmethod
     def load(cls, folder: Path) -> Checkpoint:
-        """Read the checkpoint of a folder; refuse one that is damaged or from the future."""
+        """Read the checkpoint of a folder; raise if it is damaged or from a newer version."""
         from lilliput.frameworks import backend_named
 
         document = read_run(folder)
@@ -135,12 +135,12 @@ class Checkpoint:
 
 
 def read_run(folder: Path) -> Document:
-    """Return what ``run.json`` of a folder says."""
+    """Return the content of ``run.json`` in a folder."""
     return read_document(folder, Document, "run", NAME)
 
 
 def inside(folder: Path, name: str) -> Path:
-    """Return the path of a file or folder that ``run.json`` names, if it lies in the run's folder."""
+    """Return the path of a file or folder that ``run.json`` names, if it is in the run's folder."""
     path = folder / name
     if path.resolve().parent != folder.resolve():
         raise StateError(f"{folder}: {NAME} names {name!r}, which is not in the folder of the run.")
@@ -148,7 +148,7 @@ def inside(folder: Path, name: str) -> Path:
 
 
 def remove_leftovers(folder: Path, kept: set[str]) -> None:
-    """Remove files of earlier checkpoints, and what a killed run had half written."""
+    """Remove files of earlier checkpoints, and partial files of a killed run."""
     for path in folder.iterdir():
         is_old = STATE_FILE.fullmatch(path.name) or _SHRUNK.fullmatch(path.name)
         if path.name not in kept and (is_old or TEMPORARY.fullmatch(path.name)):
@@ -156,7 +156,7 @@ def remove_leftovers(folder: Path, kept: set[str]) -> None:
 
 
 def is_ours_only(folder: Path) -> bool:
-    """Whether a folder holds nothing, or only what a run leaves that was killed right away."""
+    """Whether a folder is empty, or contains only what a run leaves that was killed immediately."""
     names = [path.name for path in folder.iterdir()]
     return all(
         name == LOCK or any(x.fullmatch(name) for x in (STATE_FILE, TEMPORARY, _SHRUNK))
@@ -166,7 +166,7 @@ def is_ours_only(folder: Path) -> bool:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes from running in a folder; the lock goes when the process does."""
+    """Keep other processes from running in a folder; the lock ends with the process."""
     try:
         import fcntl
     except ImportError:  # Windows has no such locks

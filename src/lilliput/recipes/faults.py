@@ -1,4 +1,4 @@
-"""What is wrong in a recipe: at which key, and on which line of its file."""
+"""Problems of a recipe: the key, and the line in its file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KeyPath = tuple[str | int, ...]  # from the top of a document to one of its valu
 
 @dataclass(frozen=True)
 class Fault:
-    """A place in the recipe, as keys and indices, and what is wrong there.
+    """A location in the recipe, as keys and indices, and the problem there.
 
     Examples
     --------
@@ -25,7 +25,7 @@ class Fault:
 
     @property
     def where(self) -> str:
-        """The place as a reader says it; steps count from 1, rules from 0 as everywhere."""
+        """The location in readable form; steps count from 1, rules from 0 as everywhere."""
         parts = list(self.place)
         if parts[:1] == ["steps"] and len(parts) > 1 and isinstance(parts[1], int):
             parts[:2] = [f"step {parts[1] + 1}"]
@@ -35,7 +35,7 @@ class Fault:
 
 
 def find_lines(text: str) -> dict[KeyPath, int]:
-    """Return the line of each key and entry, by its path; JSON is read as the YAML that it is.
+    """Return the line of each key and entry, by its path; JSON is read as YAML.
 
     Examples
     --------
@@ -49,7 +49,7 @@ def find_lines(text: str) -> dict[KeyPath, int]:
     yaml.composer.warn_double_anchors = False
     try:
         root = yaml.compose(io.StringIO(text.removeprefix("\ufeff")))
-    except YAMLError:  # JSON that YAML reads otherwise: no lines, then
+    except YAMLError:  # JSON that YAML reads differently has no lines
         return {}
     lines: dict[KeyPath, int] = {}
     _walk(root, (), lines, set())
@@ -57,7 +57,7 @@ def find_lines(text: str) -> dict[KeyPath, int]:
 
 
 def line_of(place: KeyPath, lines: Mapping[KeyPath, int]) -> int | None:
-    """Return the line of a place, or of the nearest one around it."""
+    """Return the line of a location, or of the nearest enclosing one."""
     while place and place not in lines:
         place = place[:-1]
     return lines.get(place)

@@ -1,4 +1,4 @@
-"""What a run was started with, so that one that is continued is the same run or is refused."""
+"""Fingerprints of a run's inputs, so that a continued run is the same run or an error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lilliput.errors import StateError
 from lilliput.extras import versions_of
 from lilliput.recipes.spec import Recipe
 
-_BATCHES = 2  # what is hashed of the data
+_BATCHES = 2  # of the data that are hashed
 _PACKAGES = {
     "torch": ("lilliput", "torch", "numpy"),
     "keras": ("lilliput", "keras", "tensorflow", "jax", "torch", "numpy"),
@@ -29,19 +29,19 @@ def seed_python(number: int) -> None:
 
 
 def canonical(recipe: Recipe) -> dict[str, Any]:
-    """Return a recipe as plain data, without comments and defaults that were not written."""
+    """Return a recipe as plain data, without comments and unwritten defaults."""
     data: dict[str, Any] = json.loads(recipe.model_dump_json(exclude_defaults=True))
     return data
 
 
 def of_model(tensors: Mapping[str, Any], data: bytes) -> dict[str, Any]:
-    """Return names, types and shapes of a model's tensors, and a hash of all that is in them."""
+    """Return names, types and shapes of a model's tensors, and a hash of their content."""
     shapes = {name: f"{_dtype(x)} {list(x.shape)}" for name, x in tensors.items()}
     return {"tensors": shapes, "sha256": hashlib.sha256(data).hexdigest()}
 
 
 def of_data(batches: Any, inputs: Any) -> dict[str, Any]:
-    """Return a hash of the first two batches and the example inputs, and how many batches there are."""
+    """Return a hash of the first two batches and the example inputs, and the number of batches."""
     digest = hashlib.sha256()
     for batch in islice(iter(batches), _BATCHES) if batches is not None else ():
         _add(digest, batch)
@@ -51,12 +51,12 @@ def of_data(batches: Any, inputs: Any) -> dict[str, Any]:
 
 
 def of_versions(framework: str) -> dict[str, str]:
-    """Return the versions that the last bit of a result depends on."""
+    """Return the versions on which the last bit of a result depends."""
     return versions_of(_PACKAGES[framework])
 
 
 def refuse_changes(before: Mapping[str, Any], now: Mapping[str, Any], folder: Any) -> None:
-    """Raise if inputs of a run changed since it was started, saying which."""
+    """Raise if inputs of a run changed since it was started, naming them."""
     found = [
         *_recipe_changes(before.get("recipe"), now.get("recipe")),
         *_version_changes(before.get("versions"), now.get("versions")),
@@ -78,7 +78,7 @@ def _recipe_changes(before: Any, now: Any) -> list[str]:
 
 
 def _differences(before: Any, now: Any, where: str) -> list[str]:
-    """Return where two nested values differ, in words."""
+    """Return where two nested values differ, as text."""
     if isinstance(before, dict) and isinstance(now, dict):
         keys = [*before, *(key for key in now if key not in before)]
         pairs = [(f"{where} → {k}" if where else k, before.get(k), now.get(k)) for k in keys]
@@ -129,7 +129,7 @@ def _data_changes(before: Any, now: Any) -> list[str]:
 
 
 def _add(digest: Any, value: Any) -> None:
-    """Add a nest of tensors and plain values to a hash."""
+    """Add nested tensors and plain values to a hash."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             digest.update(f"key {key}".encode())

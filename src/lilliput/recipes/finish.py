@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from lilliput.measure.receipt import Figures, Receipt
 
 RECEIPT, REPORT, COMPACT = "receipt.json", "report.html", "model.lil"
-_QUICK = 10.0  # seconds that making the original model once more may take
+_QUICK = 10.0  # seconds that recreating the original model may take
 
 
 def finish(session: Session) -> None:
-    """Write all that remains of a run; doing it again writes the same."""
+    """Write all remaining files of a run; repeating it writes the same."""
     session.framework.evaluation_mode(session.model)
     written = session.framework.write_model(session.model, session.compressors, session.folder)
     small = _write_compact(session) if session.recipe.compact else None
@@ -44,7 +44,7 @@ def finish(session: Session) -> None:
 
 
 def _write_compact(session: Session) -> Path | None:
-    """Write the weights as a compact file; None, and a note, if such a file cannot hold the model."""
+    """Write the weights as a compact file; None, with a note, if it cannot contain the model."""
     from lilliput.compact.saving import save
 
     path = session.folder / COMPACT
@@ -58,7 +58,7 @@ def _write_compact(session: Session) -> Path | None:
 
 
 def stored_files(folder: Path) -> list[Path]:
-    """Return what a finished run has written."""
+    """Return the files that a finished run has written."""
     names: Any = read_run(folder).log.get("files", [])
     gone = [name for name in names if not inside(folder, name).is_file()]
     if gone:
@@ -82,13 +82,13 @@ def _receipt(session: Session) -> Receipt:
 
 
 def _metric_name(function: str | None) -> str:
-    """Return what the metric is called: as the function is, if that says what it gives."""
+    """Return the name of the metric: that of the function, if it is descriptive."""
     name = "" if function is None else re.split(r"[:.]", function)[-1]
     return "metric" if name in ("", "evaluate", "evaluation", "eval_model") else name
 
 
 def _about_simulation(session: Session) -> list[str]:
-    """Note that rounding in the framework is not integer arithmetic."""
+    """Add a note that simulated rounding is not integer arithmetic."""
     is_simulated = any(entry.verb == "quantize" for entry in session.entry.compressors)
     if not is_simulated or session.log["exports"]:
         return []
@@ -126,7 +126,7 @@ def _timed_together(session: Session, before: Figures, after: Figures) -> list[F
 
 
 def _is_slow(session: Session) -> bool:
-    """Whether making the original again, to time it with the result, would take too long."""
+    """Whether recreating the original, to time it with the result, would take too long."""
     return bool(session.log.get("factory_seconds", 0.0) > _QUICK)
 
 
@@ -141,7 +141,7 @@ def _about_timing(session: Session) -> list[str]:
 
 
 def _exported_alike(session: Session, original: Any, path: Path) -> Any:
-    """Return the original as a file of the same format, so that one runtime is compared with itself."""
+    """Return the original as a file of the same format, so that both use the same runtime."""
     try:
         session.framework.evaluation_mode(original)
         format_ = target_for(path).name
@@ -152,14 +152,14 @@ def _exported_alike(session: Session, original: Any, path: Path) -> Any:
 
 
 def _final_export(session: Session) -> dict[str, Any] | None:
-    """Return the export that a run ended with; None if the model was changed after it."""
+    """Return the final export of a run; None if the model was changed after it."""
     last = [step for step in session.recipe.steps if step.verb != "analyze"][-1:]
     is_file = last and last[0].verb in ("export", "auto")
     return session.log["exports"][-1] if is_file else None
 
 
 def _largest_difference(session: Session) -> float | None:
-    """Return how far the final file is from the simulation, as it was executed."""
+    """Return the difference between the executed final file and the simulation."""
     exported = _final_export(session)
     runtimes = () if exported is None else exported["runtimes"].values()
     found = [x["max_error"] for x in runtimes if x.get("max_error") is not None]
@@ -188,7 +188,7 @@ def _write_report(session: Session, receipt: Receipt) -> None:
 
 
 def _quantization(session: Session) -> Any:
-    """Return what quantization does to each tensor, if a quantizer is attached."""
+    """Return the effect of quantization on each tensor, if a quantizer is attached."""
     from lilliput.report.quantization import quantization_report
 
     samples = session.samples()

@@ -1,4 +1,4 @@
-"""What a run asks of a framework, whose module ``recipe`` answers, and the stages in between."""
+"""The framework interface of a run, implemented by its module ``recipe``, and the stages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def loop_named(name: str) -> Loop:
 
 
 def recover(loop: Loop, model: Any, batches: list[Any], how: str, original: Any) -> None:
-    """Refit the layers or the batch norms of a pruned model; with an original, to what that computes."""
+    """Refit the layers or the batch norms of a pruned model; with an original, to its outputs."""
     from lilliput.recovery.recalibrate import recalibrate
     from lilliput.recovery.reconstruct import reconstruct
 
@@ -28,7 +28,7 @@ def recover(loop: Loop, model: Any, batches: list[Any], how: str, original: Any)
 
 
 def shrink(loop: Loop, model: Any, inputs: Any, options: dict[str, Any], folder: Path) -> Any:
-    """Cut channels out, and write into a folder how to do it again; return the result."""
+    """Cut channels out, and write the plan into a folder; return the result."""
     from lilliput.speedup.shrink import speedup
 
     make_trainable = loop.training_of(model)
@@ -39,7 +39,7 @@ def shrink(loop: Loop, model: Any, inputs: Any, options: dict[str, Any], folder:
 
 
 def shrink_again(loop: Loop, model: Any, folder: Path) -> Any:
-    """Return a model of the original class, shrunk as a folder says."""
+    """Return a model of the original class, shrunk by the plan in a folder."""
     from lilliput.speedup.saved import load
 
     make_trainable = loop.training_of(model)

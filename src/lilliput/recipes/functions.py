@@ -1,4 +1,4 @@
-"""The user's functions that a recipe names, found before anything runs."""
+"""The user's functions that a recipe names, resolved before anything runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Functions:
-    """What the user wrote; ``loss`` may be the name of a common one."""
+    """The user's functions; ``loss`` may be the name of a common one."""
 
     factory: Function | None = None
     data: Function | None = None
@@ -37,18 +37,18 @@ class Functions:
     teachers: Mapping[int, Function] | None = None
 
     def batches(self, epoch: int = 0) -> Any:
-        """Return the batches of an epoch, made anew."""
+        """Return new batches for an epoch."""
         if self.data is None:
             raise ConfigError("'data' is missing from the recipe; this step needs it.")
         return call(self.data, epoch=epoch)
 
     def optimizer_of(self, step: int) -> Function | None:
-        """Return what makes the optimizer of a step; None: the default one."""
+        """Return the function that creates the optimizer of a step; None for the default one."""
         return (self.step_optimizers or {}).get(step, self.optimizer)
 
 
 def find_functions(recipe: Recipe) -> Functions:
-    """Return all functions that a recipe names, or raise all that is wrong with them."""
+    """Return all functions that a recipe names, or raise with all problems."""
     problems: list[Problem] = []
     folders = [recipe.folder]
 
@@ -90,7 +90,7 @@ def find_functions(recipe: Recipe) -> Functions:
 
 
 def earlier_run(recipe: Recipe) -> Path | None:
-    """Return the folder of the run whose result a recipe starts from, None if it names a factory."""
+    """Return the folder of the run that a recipe starts from, or None if it names a factory."""
     found = find_run(recipe.model, recipe.folder)
     if found is None and not is_reference(recipe.model):
         raise ConfigError(f"model: {about_model(recipe.model)}")
@@ -98,18 +98,18 @@ def earlier_run(recipe: Recipe) -> Path | None:
 
 
 def find_run(model: str, folder: Path) -> Path | None:
-    """Return the folder with a run that a text names, beside the recipe or in the working directory."""
+    """Return the folder of a run named by a string, next to the recipe or in the working directory."""
     for place in (folder / model, Path.cwd() / model):
         try:
             if (place / "run.json").is_file():
                 return place
-        except (OSError, ValueError):  # what no path can be: too long, or with a zero byte
+        except (OSError, ValueError):  # not a valid path: too long, or with a zero byte
             continue
     return None
 
 
 def about_model(text: str) -> str:
-    """Return what is wrong with a model that is neither a reference nor a run."""
+    """Return the problem of a model that is neither a reference nor a run."""
     return (
         f"received {text!r}, expected module:factory, or the folder of an earlier run (with its "
         "run.json); there is no such folder."

@@ -1,4 +1,4 @@
-"""Steps that work towards a budget: ``search``, whose config list later steps take, and ``auto``."""
+"""Steps with a budget: ``search``, whose config list later steps use, and ``auto``."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 GOALS = ("search", "auto")
 FOUND_FILE = "found.json"
 Evaluate = Callable[[Any], float]
-_BATCHES = 16  # that auto looks at before it trains
-_TIMED_SECONDS = 5.0  # what timing one network takes: its file, its runs and those of the original
+_BATCHES = 16  # that auto uses before training
+_TIMED_SECONDS = 5.0  # for timing one network: its file, its runs and those of the original
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Forecast:
 
 
 def check_goal(entry: Mapping[str, Any], verb: str) -> Iterator[tuple[str, str]]:
-    """Yield what is wrong with a step that can be told without a model: the key, and a text."""
+    """Yield the problems of a step that can be found without a model: the key, and a text."""
     from lilliput.search.budget import parse_budget
     from lilliput.search.strategies.table import STRATEGIES
 
@@ -61,7 +61,7 @@ def check_goal(entry: Mapping[str, Any], verb: str) -> Iterator[tuple[str, str]]
 
 
 def about_found(step: Any, search: SearchStep | None) -> str:
-    """Return why a step cannot take what a search has found, empty if it can."""
+    """Return why a step cannot use the result of a search, or an empty string."""
     if search is None:
         return "uses 'found', but there is no search step before it."
     asked = search.pruner if step.verb == "prune" else search.quantizer
@@ -75,19 +75,19 @@ def about_found(step: Any, search: SearchStep | None) -> str:
 
 
 def found_rules(session: Session, step: Any) -> Any:
-    """Return the config list of a prune or quantize step: its own, or what a search has found."""
+    """Return the config list of a prune or quantize step: its own, or that found by a search."""
     if step.config != FOUND:
         return step.config
     return session.log["found"]["pruning" if step.verb == "prune" else "quantization"]
 
 
 def is_needed(session: Session, step: Any) -> bool:
-    """Whether a prune or quantize step has anything to do: a search may have found that it has not."""
+    """Whether a prune or quantize step has anything to do according to a search."""
     return step.config != FOUND or bool(found_rules(session, step))
 
 
 def make_search(session: Session, step: Any, evaluate: Evaluate) -> Any:
-    """Return the search of a step, which checks all of it against the model."""
+    """Return the search of a step, validated with the model."""
     from lilliput.recipes.auto import DEFAULT_RULES
     from lilliput.search.search import Search
 
@@ -113,7 +113,7 @@ def make_search(session: Session, step: Any, evaluate: Evaluate) -> Any:
 
 
 def do_search(session: Session, number: int, evaluate: Evaluate) -> None:
-    """Search; the model stays as it is. A killed search resumes where it left off."""
+    """Search; the model is not changed. A killed search resumes where it left off."""
     step: Any = session.recipe.steps[number]
     found = make_search(session, step, evaluate).run(session.folder / f"search-{number + 1}")
     session.log["found"] = {
@@ -127,7 +127,7 @@ def do_search(session: Session, number: int, evaluate: Evaluate) -> None:
 
 
 def do_auto(session: Session, number: int, evaluate: Evaluate) -> None:
-    """Make the file that a budget asks for; the model of the run stays as it is."""
+    """Write the file for a budget; the model of the run is not changed."""
     from lilliput.recipes.auto import compress
     from lilliput.search.origin import digests_of_files
 
@@ -136,7 +136,7 @@ def do_auto(session: Session, number: int, evaluate: Evaluate) -> None:
 
     def batches() -> Any:
         epoch = next(calls)
-        session.seed(f"auto {epoch}")  # the first ones are the same when a killed step goes on
+        session.seed(f"auto {epoch}")  # the first ones are the same when a killed step is resumed
         return session.functions.batches(epoch)
 
     session.framework.evaluation_mode(session.model)
@@ -156,7 +156,7 @@ def do_auto(session: Session, number: int, evaluate: Evaluate) -> None:
         seed=session.recipe.seed,
     )
     names = digests_of_files(done.path.parent, done.path.stem)
-    for name in sorted(names, key=lambda name: name == done.path.name):  # that one last
+    for name in sorted(names, key=lambda name: name == done.path.name):  # the main file last
         write_atomically(session.folder / name, (done.path.parent / name).read_bytes())
     beside = [name for name in names if name != done.path.name]
     export = {"runtimes": {}, **done.export, "path": done.path.name, "beside": beside}
@@ -168,7 +168,7 @@ def do_auto(session: Session, number: int, evaluate: Evaluate) -> None:
 
 
 def forecast(session: Session, number: int, evaluate: Evaluate) -> Forecast:
-    """Return what a step would try, and how long that takes, by making and evaluating one network."""
+    """Return what a step would try, and its duration, by creating and evaluating one network."""
     step: Any = session.recipe.steps[number]
     search = make_search(session, step, evaluate)
     layers: dict[int | str, list[str]] = {}

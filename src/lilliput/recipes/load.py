@@ -1,4 +1,4 @@
-"""Read a recipe and check all that can be checked without the model: every fault at once."""
+"""Read a recipe and validate it as far as possible without the model, reporting all faults at once."""
 
 from __future__ import annotations
 
@@ -22,18 +22,17 @@ _SHOWN = 15  # problems that fit on a screen
 def load_recipe(source: str | os.PathLike[str] | Mapping[str, Any] | Recipe) -> Recipe:
     """Read a recipe from a YAML or JSON file, or a dict.
 
-    Config lists in files of their own are read as well, and are part of the recipe from
-    then on.
+    Config lists in separate files are read as well, and become part of the recipe.
 
     Parameters
     ----------
     source : path, dict or Recipe
-        The recipe. Files beside it, and modules, can be named in it.
+        The recipe. It can name files next to it, and modules.
 
     Raises
     ------
     ConfigError
-        With everything that is wrong, each with its line, and the fix.
+        With all problems, each with its line and the fix.
 
     Examples
     --------
@@ -86,7 +85,7 @@ def _checked(value: Any, folder: Path, text: str, title: str) -> Recipe:
 
 
 def _without_null_steps(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out keys with nothing behind them, which YAML reads as null, where they mean nothing."""
+    """Omit keys without a value, which YAML reads as null, where that has no meaning."""
     return {key: held for key, held in value.items() if held is not None or key == "steps"}
 
 
@@ -98,11 +97,11 @@ def _validate(value: Mapping[str, Any]) -> tuple[Recipe | None, list[Fault]]:
 
 
 def _find_missing(value: Mapping[str, Any], folder: Path) -> list[Fault]:
-    """Return an earlier run that is not there, and data, where there is none."""
+    """Return the problem of a missing earlier run, or of missing data."""
     model = value.get("model")
     if not isinstance(model, str):
         return []
-    if not is_reference(model):  # an earlier run; it has kept its inputs
+    if not is_reference(model):  # an earlier run, which has stored its inputs
         is_there = find_run(model, folder) is not None
         return [] if is_there or not model.strip() else [Fault(("model",), about_model(model))]
     if value.get("data") is None and value.get("inputs") is None:
@@ -129,7 +128,7 @@ def _explain(fault: Any) -> Fault:
 
 
 def _place(location: tuple[Any, ...]) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-    """Return a place as it is in the file, and the keys that are known there."""
+    """Return a location as in the file, and the known keys there."""
     if location[:1] != ("steps",) or len(location) < 3:
         return location, Recipe.model_fields
     cls: Any = VERBS[location[2]]

@@ -1,4 +1,4 @@
-"""What the steps of a recipe need to be installed, known before any work is done."""
+"""Packages that the steps of a recipe need, checked before any work is done."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from lilliput.recipes.spec import ExportStep, GoalStep, Recipe, SearchStep
 
 
 def check_installed(recipe: Recipe, framework: str) -> None:
-    """Raise if a step needs a package that is not installed; all such steps at once.
+    """Raise if steps need packages that are not installed; all of them at once.
 
     Parameters
     ----------
     recipe : Recipe
-        What is to be done.
+        The recipe.
     framework : str
         ``'torch'`` or ``'keras'``: that of the model.
     """
@@ -25,7 +25,7 @@ def check_installed(recipe: Recipe, framework: str) -> None:
         if not isinstance(step, ExportStep):
             continue
         writer = target_named(step.export).find_writer(framework)
-        # Files are executed as well as written: the receipt measures them.
+        # Files are executed as well as written, because the receipt measures them.
         missing = [name for name in writer.modules if not is_installed(name)] if writer else []
         if writer and missing:
             problems.append(
@@ -37,7 +37,7 @@ def check_installed(recipe: Recipe, framework: str) -> None:
 
 
 def _missing_for(step: GoalStep, framework: str) -> list[str]:
-    """Return what a search lacks: its solver, its sampler, and what writes and executes files."""
+    """Return what a search lacks: its solver, its sampler, and the packages for its files."""
     needed = ["scipy"]
     if isinstance(step, SearchStep) and step.search == "bayes":
         needed.append("optuna")

@@ -1,4 +1,4 @@
-"""Begin a run, or rebuild one exactly from its checkpoint."""
+"""Start a run, or rebuild one exactly from its checkpoint."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class LoadedRun:
     model : object
         The model.
     compressors : list
-        Pruners and quantizers on it; empty for a plain model.
+        Pruners and quantizers attached to it; empty for a plain model.
     inputs : object
-        What it was looked at with.
+        Its inputs.
     """
 
     model: Any
@@ -47,15 +47,15 @@ class LoadedRun:
 
 
 def load_run(folder: str | os.PathLike[str], *, trust: bool = False) -> LoadedRun:
-    """Build the model that a finished run ended with; its factory must be importable.
+    """Build the final model of a finished run; its factory must be importable.
 
     Parameters
     ----------
     folder : path
-        The folder of the run. Loading it calls the factory that its ``run.json`` names.
+        The folder of the run. Loading it calls the factory named in its ``run.json``.
     trust : bool
-        Whether the factory may be imported from the folder it was in when the run was made. Without,
-        modules are found as Python finds them, and in the working directory.
+        Whether the factory may be imported from its folder at the time of the run. Otherwise,
+        modules are found by Python, and in the working directory.
     """
     place = Path(folder)
     held = _finished(place)
@@ -65,7 +65,7 @@ def load_run(folder: str | os.PathLike[str], *, trust: bool = False) -> LoadedRu
 
 
 def start(recipe: Recipe, folder: Path, functions: Functions, trust: bool = False) -> Session:
-    """Return a session at the beginning of a run; see :func:`load_run` for ``trust``."""
+    """Return a session at the start of a run; see :func:`load_run` for ``trust``."""
     session = Session(recipe, folder, functions)
     origin, began = earlier_run(recipe), time.perf_counter()
     if origin is None:
@@ -88,7 +88,7 @@ def start(recipe: Recipe, folder: Path, functions: Functions, trust: bool = Fals
 
 
 def resume(recipe: Recipe, folder: Path, functions: Functions, trust: bool = False) -> Session:
-    """Return a session where a run was when it last noted it; refuse if something changed."""
+    """Return a session at the last checkpoint of a run; raise if inputs changed."""
     held = Checkpoint.load(folder)
     now: dict[str, Any] = {
         "recipe": fingerprints.canonical(recipe),
@@ -121,18 +121,18 @@ def resume(recipe: Recipe, folder: Path, functions: Functions, trust: bool = Fal
 def build(
     held: Checkpoint, folder: Path, fresh: Any = None, trust: bool = False
 ) -> tuple[Any, list[Any]]:
-    """Return the model of a checkpoint and its compressors, without what they have learned.
+    """Return the model of a checkpoint and its compressors, without their learned state.
 
     Parameters
     ----------
     held : Checkpoint
-        What to build.
+        The checkpoint.
     folder : pathlib.Path
-        Where the plans of shrinking are.
+        The folder of the shrinking plans.
     fresh : object, optional
-        A model from the factory, if there is one already.
+        A model from the factory, if it exists already.
     trust : bool
-        Whether code may be imported from wherever the checkpoint says.
+        Whether code may be imported from the folder in the checkpoint.
     """
     framework, entry = loop_named(held.model.framework), held.model
     if fresh is None:
@@ -157,7 +157,7 @@ def build(
 def load_states(
     held: Checkpoint, model: Any, compressors: list[Any], optimizer: Any = None
 ) -> None:
-    """Put back what the model, the optimizer and the compressors have learned."""
+    """Restore the state of the model, the optimizer and the compressors."""
     framework = loop_named(held.model.framework)
     framework.load(model, _within(held.tensors, "model/"))
     if optimizer is not None:
@@ -178,18 +178,18 @@ def make_model(factory: Any, seed: int) -> Any:
 
 
 def make_original(session: Session) -> Any:
-    """Return the model that a run began with, made once more."""
+    """Return the initial model of a run, created again."""
     origin = earlier_run(session.recipe)
     if origin is None:
         return make_model(session.functions.factory, session.entry.seed)
     held = _finished(origin)
-    model, compressors = build(held, origin, trust=True)  # the run asked for it when it was opened
+    model, compressors = build(held, origin, trust=True)  # trusted when the run was opened
     load_states(held, model, compressors)
     return model
 
 
 def _take_result(session: Session, origin: Path, trust: bool) -> Checkpoint:
-    """Let a session begin with the result of an earlier run."""
+    """Let a session start with the result of an earlier run."""
     held = _finished(origin)
     session.framework = loop_named(held.model.framework)
     session.model, session.compressors = build(held, origin, trust=trust)
@@ -200,7 +200,7 @@ def _take_result(session: Session, origin: Path, trust: bool) -> Checkpoint:
 
 
 def _inputs(held: Checkpoint, model: Any) -> Any:
-    """Return what the model of a checkpoint is called with."""
+    """Return the inputs of the model of a checkpoint."""
     framework = loop_named(held.model.framework)
     return framework.place(unpack(held.inputs, held.tensors), model)
 
@@ -215,7 +215,7 @@ def _finished(folder: Path) -> Checkpoint:
 
 
 def _state(entry: CompressorEntry, number: int, held: Checkpoint) -> CompressionState:
-    """Return what a compressor knew."""
+    """Return the state of a compressor."""
     tensors: dict[str, dict[str, Any]] = {}
     for path, tensor in _within(held.tensors, f"compressor {number}/").items():
         layer, _, key = path.rpartition("::")

@@ -1,4 +1,4 @@
-"""Faults that lie between the steps of a recipe: what comes before what, and what is missing."""
+"""Problems between the steps of a recipe: wrong order, and missing requirements."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from lilliput.recipes.spec import (
 def check_order(recipe: Recipe) -> list[Fault]:
     """Return steps that come too early, files written twice, and schedules longer than training."""
     faults: list[Fault] = []
-    has_zeros = True  # those that the model comes with, until it is trained without masks
+    has_zeros = True  # initial zeros of the model, until it is trained without masks
     is_pruned = not is_reference(recipe.model)  # an earlier run may have pruned it
     is_quantized = False
     search = None  # the last search
     is_masked = False
-    since = ""  # what has changed the model so that the original no longer belongs to it
+    since = ""  # what changed the model so that it no longer matches the original
     files: set[str] = set()
     steps: list[Any] = list(recipe.steps)
     for index, step in enumerate(steps):
@@ -88,14 +88,14 @@ def _check_data(recipe: Recipe, index: int, step: Any) -> list[Fault]:
 
 
 def _check_schedule(index: int, step: Any) -> list[Fault]:
-    """Return rules whose schedule would not come to its end in this step."""
+    """Return rules whose schedule would not finish in this step."""
     faults = []
     for number, rule in enumerate(step.config if isinstance(step.config, list) else ()):
         end = rule.get("end_epoch") if isinstance(rule, dict) else None
         if isinstance(end, int) and end > step.epochs:
             text = (
                 f"is {end}, but the step trains {step.epochs} epochs, so that final_sparsity would not "
-                f"be reached; set epochs to {end} or more, or leave end_epoch out."
+                f"be reached; set epochs to {end} or more, or omit end_epoch."
             )
             faults.append(Fault(("steps", index, "config", number, "end_epoch"), text))
     return faults

@@ -1,4 +1,4 @@
-"""The dry run: what a recipe would do to which layers, and about how long it would take."""
+"""The dry run: what a recipe would do to which layers, and its approximate duration."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """One step: its layers by rule, and the seconds that it trains or tries, if that is known."""
+    """One step: its layers by rule, and its seconds of training or trials, if known."""
 
     title: str
     epochs: int = 0
@@ -42,7 +42,7 @@ class PlannedStep:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run would do; ``print`` it.
+    """What a run would do; ``print`` shows it.
 
     Attributes
     ----------
@@ -51,11 +51,11 @@ class Plan:
     units : int
         Units of work, after each of which a run can be killed and continued.
     seconds : float or None
-        Training and evaluation, by the time that one batch takes here.
+        Training and evaluation, based on the time of one batch here.
     memory : int or None
-        Bytes that this process has needed at most, with one batch trained.
+        Peak memory of this process in bytes, with one batch trained.
     notes : list of str
-        What the figures do not cover.
+        What the figures do not include.
     """
 
     steps: list[PlannedStep]
@@ -87,19 +87,19 @@ class Plan:
 
 
 def plan(recipe: str | os.PathLike[str] | dict[str, Any] | Recipe, *, trust: bool = False) -> Plan:
-    """Check a recipe against its model and data, and estimate what it takes; nothing is written.
+    """Validate a recipe with its model and data, and estimate its costs; nothing is written.
 
     Parameters
     ----------
     recipe : path, dict or Recipe
-        What to do; see :func:`load_recipe`.
+        The recipe; see :func:`load_recipe`.
     trust : bool
         As in :func:`run`.
 
     Raises
     ------
     ConfigError
-        With everything that is wrong: functions that are not there, rules that match no layer.
+        With all problems: missing functions, rules that match no layer.
     """
     from lilliput.recipes.opening import start
 
@@ -137,7 +137,7 @@ def plan(recipe: str | os.PathLike[str] | dict[str, Any] | Recipe, *, trust: boo
 
 
 def check_model(session: Session) -> dict[int, dict[int | str, list[str]]]:
-    """Return which layers the rules of each step take, or raise all that does not fit the model."""
+    """Return the layers that the rules of each step select, or raise with all problems."""
     model = session.model
     try:
         return _check_steps(session)
@@ -146,7 +146,7 @@ def check_model(session: Session) -> dict[int, dict[int | str, list[str]]]:
 
 
 def _check_steps(session: Session) -> dict[int, dict[int | str, list[str]]]:
-    """Do the work of :func:`check_model`; what a factorize step makes replaces the session's model."""
+    """Do the work of :func:`check_model`; factorize steps replace the session's model."""
     problems: list[Problem] = []
     found: dict[int, dict[int | str, list[str]]] = {}
     needs_loss = session.recipe.needs_loss
@@ -159,7 +159,7 @@ def _check_steps(session: Session) -> dict[int, dict[int | str, list[str]]]:
             if step.verb in GOALS:
                 make_search(session, step, partial(evaluate, session))
             if getattr(step, "config", None) == FOUND:
-                continue  # what the search will find, checked by then
+                continue  # the result of the search, validated then
             if step.verb in ("prune", "quantize"):
                 made = [make_compressor(step, session.model, session.inputs)]
             if isinstance(step, FactorizeStep):
@@ -180,13 +180,13 @@ def _check_steps(session: Session) -> dict[int, dict[int | str, list[str]]]:
 
 
 def _copy_to_factorize(session: Session) -> Any:
-    """Return a copy of the session's model, or refuse one whose rules would meet other layers."""
+    """Return a copy of the session's model, or raise if its rules would match other layers."""
     if session.compressors:
         raise ConfigError(
             [
                 Problem(
                     "factorize",
-                    "the run that it starts from has pruners or quantizers on its model; expected a model "
+                    "the run that it starts from has pruners or quantizers attached; expected a model "
                     "without any. Factorize before them, or cut the pruned channels out by a speedup step.",
                 )
             ]
@@ -212,7 +212,7 @@ def _training(batch: float | None, count: int | None, epochs: int) -> float | No
 
 
 def _time(session: Session) -> tuple[float | None, int | None, list[str]]:
-    """Return the seconds of training one batch, how many there are, and what is not known."""
+    """Return the seconds of training one batch, the number of batches, and notes on what is unknown."""
     if session.functions.data is None:
         return None, None, []
     session.seed("data")
@@ -248,7 +248,7 @@ def _evaluation_seconds(session: Session) -> float:
 
 
 def peak_memory() -> int | None:
-    """Return the most bytes that this process has had so far, None where that is not known."""
+    """Return the peak memory of this process in bytes, or None if unknown."""
     try:
         import resource
     except ImportError:  # Windows

@@ -1,4 +1,4 @@
-"""Find what ``module:function`` names, and say what is wrong with it."""
+"""Resolve ``module:function``, and report what is wrong with it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from lilliput.errors import ConfigError, nearest
 from lilliput.frames import is_code_of
 from lilliput.recipes.spec import is_reference
 
-_MOST = 8  # names that a message lists
+_MOST = 8  # names listed in a message
 
 
 @contextlib.contextmanager
 def importable(folders: Iterable[str | Path]) -> Iterator[None]:
-    """Let modules in these folders be imported, the first folder first."""
+    """Make modules in these folders importable, the first folder first."""
     added = [str(Path(folder).resolve()) for folder in folders]
     before = list(sys.path)
     sys.path[:0] = [folder for folder in dict.fromkeys(added) if folder not in sys.path]
@@ -32,16 +32,16 @@ def importable(folders: Iterable[str | Path]) -> Iterator[None]:
 
 
 def resolve(text: str, what: str, folders: Iterable[str | Path] = ()) -> Any:
-    """Return the object that ``module:name`` names; the working directory is importable.
+    """Return the object named by ``module:name``; the working directory is importable.
 
     Parameters
     ----------
     text : str
-        The module, a colon, and a name in it, with dots where it is an attribute of another.
+        The module, a colon, and a name in it, with dots for attributes of other objects.
     what : str
-        What it is for, for messages: ``'model'``.
+        Its purpose, for messages: ``'model'``.
     folders : iterable of path, optional
-        Where else to look for the module, such as the folder of the recipe.
+        Other folders to search for the module, such as that of the recipe.
 
     Examples
     --------
@@ -70,7 +70,7 @@ def resolve(text: str, what: str, folders: Iterable[str | Path] = ()) -> Any:
 def resolve_function(
     text: str, what: str, folders: Iterable[str | Path] = ()
 ) -> Callable[..., Any]:
-    """As :func:`resolve`; refuse what cannot be called."""
+    """As :func:`resolve`; raise if the object is not callable."""
     found = resolve(text, what, folders)
     if not callable(found):
         raise ConfigError(f"{what}: {text} is a {type(found).__name__}, expected a function.")
@@ -88,7 +88,7 @@ def _import(name: str, what: str, folders: list[str | Path]) -> Any:
             f"{what}: there is no module {name!r} in the working directory, next to the recipe or "
             f"installed.{hint}"
         ) from error
-    except Exception as error:  # whatever the user's module does when it is imported
+    except Exception as error:  # any error of the user's module on import
         raise ConfigError(f"{what}: importing {name!r} failed: {_place(error)}") from error
     except SystemExit as error:
         raise ConfigError(
@@ -98,7 +98,7 @@ def _import(name: str, what: str, folders: list[str | Path]) -> Any:
 
 
 def _place(error: BaseException) -> str:
-    """Return an error with the line it came from."""
+    """Return an error with its line."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}: {error.msg}."
     frames = [x for x in traceback.extract_tb(error.__traceback__) if not _imports(x.filename)]
@@ -107,19 +107,19 @@ def _place(error: BaseException) -> str:
 
 
 def _imports(filename: str) -> bool:
-    """Whether code is Python's own that imports modules."""
+    """Whether code is Python's own import system."""
     return filename.startswith("<frozen importlib") or is_code_of(filename, importlib)
 
 
 def _modules(folders: list[str | Path]) -> list[str]:
-    """Return the modules that lie in folders."""
+    """Return the modules in folders."""
     there = [path for folder in folders if Path(folder).is_dir() for path in Path(folder).iterdir()]
     packages = [path.name for path in there if (path / "__init__.py").is_file()]
     return [*packages, *(path.stem for path in there if path.suffix == ".py")]
 
 
 def _functions(found: Any) -> str:
-    """Return what a module of the user's has to offer, where no name is near.
+    """Return the functions of a user's module, if no name is similar.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Run a recipe from end to end, or go on where an earlier process was stopped."""
+"""Run a recipe from start to end, or resume it where an earlier process was stopped."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run gave.
+    """The result of a run.
 
     Attributes
     ----------
@@ -34,9 +34,9 @@ class RunResult:
     report : pathlib.Path
         The HTML report.
     files : list of pathlib.Path
-        All that was written: exported files, the plain weights, receipt and report.
+        All files: exported files, the plain weights, receipt and report.
     folder : pathlib.Path
-        Where they are. A later recipe can name it as its model.
+        Their folder. A later recipe can name it as its model.
     """
 
     receipt: Receipt
@@ -61,25 +61,25 @@ def run(
     Parameters
     ----------
     recipe : path, dict or Recipe
-        What to do; see :func:`load_recipe`.
+        The recipe; see :func:`load_recipe`.
     folder : path
-        Where all files go; it must be new or empty, unless ``resume``.
+        The folder for all files; it must be new or empty, unless ``resume``.
     resume : bool
-        Go on where an earlier run in this folder was stopped. On a CPU the files in the end are
-        those of a run that was never stopped, bit for bit. It is refused if the recipe, the model,
+        Continue where an earlier run in this folder was stopped. On a CPU the resulting files are
+        bit-identical to those of an uninterrupted run. It is an error if the recipe, the model,
         the data (its first two batches) or the versions of the packages differ. A finished
         run is not run again.
     progress : bool or callable
-        Whether to show a bar (lines, where there is no terminal), or a function that is called with
+        Whether to show a bar (lines without a terminal), or a function that is called with
         each :class:`Event`.
     trust : bool
-        Whether a recipe that starts from an earlier run may import that run's model from wherever its
-        ``run.json`` says, and not only from the working directory and the folder of the recipe.
+        Whether a recipe that starts from an earlier run may import that run's model from the folder in
+        its ``run.json``, and not only from the working directory and the folder of the recipe.
 
     Notes
     -----
     Python's, NumPy's and the framework's generators are seeded before each unit, and ``data`` is
-    called anew for each epoch. A function with a generator of its own has to seed it alike each time.
+    called again for each epoch. A function with its own generator has to seed it equally each time.
     The code of the functions is not compared: a mistake in it can be fixed before continuing.
     """
     asked = load_recipe(recipe)
@@ -141,7 +141,7 @@ def _open(recipe: Recipe, folder: Path, trust: bool) -> Session:
         return resume(recipe, folder, functions, trust)
     remove_leftovers(folder, set())
     session = start(recipe, folder, functions, trust)
-    check_model(session)  # at once, and not after hours
+    check_model(session)  # now, not after hours
     if session.made_from["data"] is None:
         session.log["notes"].append(
             "'data' returned different batches when called again with the same seeds: a resumed run will "
@@ -152,7 +152,7 @@ def _open(recipe: Recipe, folder: Path, trust: bool) -> Session:
 
 @contextlib.contextmanager
 def _same_threads(session: Session) -> Iterator[None]:
-    """Compute with as many threads as the run began with: the last bits of sums depend on it."""
+    """Use the same number of threads as at the start of the run: the last bits of sums depend on it."""
     before = session.framework.threads()
     session.framework.set_threads(session.threads)
     try:

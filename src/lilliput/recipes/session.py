@@ -1,4 +1,4 @@
-"""A run in memory: the model with its compressors, what was measured, and its checkpoints."""
+"""A run in memory: the model with its compressors, the measurements, and its checkpoints."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from lilliput.recipes.functions import Functions
 from lilliput.recipes.spec import Recipe, training_of
 from lilliput.recipes.units import Unit, seed_for, units_of
 
-_ROWS = 8  # examples of the first batch that the model is looked at with
+_ROWS = 8  # examples of the first batch used for analysis
 _SAMPLES = 2  # batches that an exported file is compared on
 
 
 class Session:
-    """What a run works on.
+    """The state of a run.
 
     Attributes
     ----------
     model : object
-        The model as it is by now.
+        The current model.
     compressors : list
-        Those at work on it, in the order in which they came.
+        The attached compressors, in order of attachment.
     optimizer : object or None
-        That of the step, while it trains.
+        The optimizer of the step, while it trains.
     inputs : object
-        What the model is called with, for analysis and timing.
+        Inputs of the model, for analysis and timing.
     log : dict
-        What was measured so far, as plain data.
+        The measurements so far, as plain data.
     """
 
     def __init__(self, recipe: Recipe, folder: Path, functions: Functions) -> None:
@@ -54,9 +54,9 @@ class Session:
         self.inputs: Any = None
         self.made_from: dict[str, Any] = {}
         self.threads: int | None = None
-        self.teachers: dict[str, Any] = {}  # models that steps learn from, once they are made
+        self.teachers: dict[str, Any] = {}  # models that steps learn from, once created
 
-    # -- what steps ask for --------------------------------------------------------------------------
+    # -- for steps ---------------------------------------------------------------------------------
 
     def seed(self, what: str | int) -> None:
         """Seed all generators for one part of the run."""
@@ -76,7 +76,7 @@ class Session:
         self.entry.compressors.append(entry)
 
     def start_training(self, step: int) -> None:
-        """Make the optimizer of a step, if there is none yet."""
+        """Create the optimizer of a step, if there is none yet."""
         if self.optimizer is None:
             rate = training_of(self.recipe.steps[step]).learning_rate
             factory = self.functions.optimizer_of(step)
@@ -85,12 +85,12 @@ class Session:
             )
 
     def stop_training(self) -> None:
-        """Forget the optimizer: the next step begins with a new one."""
+        """Discard the optimizer: the next step starts with a new one."""
         self.optimizer = None
         self.framework.stop_training(self.compressors)
 
     def samples(self, count: int = _SAMPLES) -> list[Any]:
-        """Return the inputs of the first batches, the same ones whenever they are asked for."""
+        """Return the inputs of the first batches, always the same ones."""
         if self.functions.data is None:
             return []
         self.seed("data")
@@ -100,7 +100,7 @@ class Session:
     # -- to and from the folder ----------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write where the run is, in one step."""
+        """Write a checkpoint atomically."""
         tensors = {f"model/{k}": x for k, x in self.framework.tensors(self.model).items()}
         entries = [self._noted(number, tensors) for number in range(len(self.compressors))]
         optimizer = None
@@ -123,7 +123,7 @@ class Session:
         ).save(self.folder)
 
     def _noted(self, number: int, tensors: dict[str, Any]) -> CompressorEntry:
-        """Return the entry of a compressor with what it knows; its tensors are added to the others."""
+        """Return the entry of a compressor with its state; its tensors are added to the others."""
         state = self.compressors[number].state()
         for layer, held in state.tensors.items():
             tensors |= {f"compressor {number}/{layer}::{k}": x for k, x in held.items()}
@@ -132,7 +132,7 @@ class Session:
         return entry.model_copy(update={"state": json.loads(json.dumps(known))})
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what decides the result, as far as it can be seen before the run."""
+        """Return what determines the result, as far as known before the run."""
         found: dict[str, Any] = {
             "recipe": fingerprints.canonical(self.recipe),
             "versions": fingerprints.of_versions(self.framework.name),
@@ -142,7 +142,7 @@ class Session:
         return {**found, "model": fingerprints.of_model(tensors, data), "data": self._of_data()}
 
     def _of_data(self) -> dict[str, Any] | None:
-        """Return the fingerprint of the data, None if two calls with one seed give two."""
+        """Return the fingerprint of the data, or None if two calls with one seed differ."""
         found = []
         for _ in range(2):
             self.seed("data")
@@ -151,7 +151,7 @@ class Session:
         return found[0] if found[0] == found[1] else None
 
     def take_inputs(self) -> None:
-        """Find what the model is called with."""
+        """Determine the inputs of the model."""
         self.seed("data")
         if self.functions.inputs is not None:
             self.inputs = self.framework.place(self.functions.inputs(), self.model)

@@ -12,18 +12,18 @@ from lilliput.progress import is_notebook
 
 @dataclass(frozen=True)
 class Event:
-    """A unit of work that begins (``seconds`` is None) or is done.
+    """A unit of work that starts (``seconds`` is None) or is done.
 
     Parameters
     ----------
     number, total : int
-        Which unit it is, from 1, and how many there are.
+        The number of the unit, from 1, and the number of units.
     text : str
-        What it is: ``'prune (agp): epoch 2 of 5'``.
+        Its description: ``'prune (agp): epoch 2 of 5'``.
     seconds : float, optional
-        How long it took.
+        Its duration.
     metric : float, optional
-        What was measured in it.
+        The metric measured in it.
     """
 
     number: int
@@ -37,7 +37,7 @@ Progress = Callable[[Event], Any]
 
 
 def make_progress(progress: bool | Progress) -> Progress:
-    """Return the function that is told of each event."""
+    """Return the function that receives each event."""
     if callable(progress):
         return progress
     if not progress:
@@ -51,7 +51,7 @@ def make_progress(progress: bool | Progress) -> Progress:
 
 
 class _Lines:
-    """One line per unit that is done."""
+    """One line per completed unit."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -68,7 +68,7 @@ class _Lines:
 
 
 class _Bar:
-    """A bar that stays at the bottom, with lines of what was measured above it."""
+    """A bar at the bottom, with lines of measurements above it."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -96,5 +96,5 @@ class _Bar:
             self.bar.console.print(f"{text}: metric {event.metric:.4f}", highlight=False)
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
         self.bar.stop()

@@ -38,7 +38,7 @@ from lilliput.export.targets.table import TARGETS
 _REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 LOSSES = ("cross_entropy", "mse")
 ORIGINAL = "original"
-FOUND = "found"  # the config list of the search before
+FOUND = "found"  # the config list of the preceding search
 
 
 def is_reference(text: str) -> bool:
@@ -388,7 +388,7 @@ class Recipe(Strict):
 
     @property
     def text(self) -> str:
-        """The recipe as it was written."""
+        """The recipe as written."""
         return self._text
 
     @property
@@ -398,7 +398,7 @@ class Recipe(Strict):
 
     @property
     def needs_loss(self) -> bool:
-        """Whether any step trains by the loss of the recipe."""
+        """Whether any step trains with the loss of the recipe."""
         return any(epochs_of(step) and uses_labels(step) for step in self.steps)
 
 

@@ -1,4 +1,4 @@
-"""What each unit of work does to a session; none of them depends on more than the checkpoint before."""
+"""The work of each unit on a session; each depends only on the preceding checkpoint."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from lilliput.recipes.spec import epochs_of
 from lilliput.recipes.teaching import make_distiller
 from lilliput.recipes.units import Unit, title_of
 
-_CALIBRATION = 16  # batches, unless the step says otherwise
+_CALIBRATION = 16  # batches, unless the step sets another number
 
 
 def do_unit(session: Session, unit: Unit) -> None:
-    """Do one unit of work; the checkpoint is the caller's."""
+    """Do one unit of work; the caller writes the checkpoint."""
     session.seed(unit.index)
     _DO[unit.kind](session, unit)
     session.done = unit.index + 1
@@ -59,7 +59,7 @@ def _set_up(session: Session, unit: Unit) -> None:
 
 
 def _own_compressor(session: Session, step: Any) -> Any:
-    """Return the compressor that a step has put to work, None if it has none."""
+    """Return the compressor that a step has attached, or None."""
     is_there = step.verb in ("prune", "quantize") and is_needed(session, step)
     return session.compressors[-1] if is_there else None
 
@@ -81,7 +81,7 @@ def _epoch(session: Session, unit: Unit) -> None:
     distiller = make_distiller(session, unit.step)
     if distiller is not None:
         distiller.compress()
-        session.seed(unit.index)  # making a teacher may have drawn numbers
+        session.seed(unit.index)  # creating a teacher may have drawn random numbers
     batches = session.functions.batches(unit.epoch)
     parts = (session.model, session.optimizer, batches, session.functions, current)
     try:
@@ -91,7 +91,7 @@ def _epoch(session: Session, unit: Unit) -> None:
             distiller.strip()
     if unit.epoch == epochs - 1:
         if step.verb == "prune" and current is not None:
-            current.harden()  # what a pruner computes is what the model is from here on
+            current.harden()  # from here on, the computed weights are those of the model
         session.stop_training()
 
 
@@ -124,7 +124,7 @@ def _speedup(session: Session, unit: Unit) -> None:
     step = session.step_of(unit)
     name = f"shrunk-{len(session.entry.shrunk)}"
     target = session.folder / name
-    shutil.rmtree(target, ignore_errors=True)  # what a killed run may have left
+    shutil.rmtree(target, ignore_errors=True)  # leftovers of a killed run
     session.framework.evaluation_mode(session.model)
     options = step.speedup.model_dump()
     result = shrink(session.framework, session.model, session.inputs, options, target)
@@ -139,7 +139,7 @@ def _speedup(session: Session, unit: Unit) -> None:
 def _export(session: Session, unit: Unit) -> None:
     step = session.step_of(unit)
     session.framework.evaluation_mode(session.model)
-    samples = session.samples(_CALIBRATION)  # what calibration saw must not saturate
+    samples = session.samples(_CALIBRATION)  # calibration data must not saturate
     session.seed(unit.index)
     path = session.folder / step.file
     result = export(
@@ -187,7 +187,7 @@ def _measure(session: Session, unit: Unit) -> None:
     name = session.log["exports"][-1]["path"] if is_file else f"after {title_of(step)}"
     subject = session.folder / name if is_file else session.model
     figures = _measured(session, subject, name)
-    if step.verb == "export":  # a file does not tell what it came from
+    if step.verb == "export":  # a file does not contain its origin
         known = session.log["after"]
         figures |= {k: known[k] for k in ("parameters", "nonzeros", "macs") if figures[k] is None}
     session.log["after"] = figures
@@ -195,7 +195,7 @@ def _measure(session: Session, unit: Unit) -> None:
 
 
 def evaluate(session: Session, model: Any) -> float:
-    """Return the metric of a model or an executed file; the same one however often it is asked for."""
+    """Return the metric of a model or an executed file, always with the same seed."""
     from lilliput.measure.timing import run_evaluation
 
     function: Any = session.functions.evaluate

@@ -1,6 +1,6 @@
-"""Steps with a teacher: a distiller is attached to the model for as long as one epoch trains.
+"""Steps with a teacher: a distiller is attached to the model while one epoch trains.
 
-It leaves nothing behind that a checkpoint would have to hold: a projection, where a rule needs one,
+It leaves nothing that a checkpoint would have to contain: a projection, if a rule needs one,
 starts in each epoch at the least-squares fit of its first batch.
 """
 
@@ -14,7 +14,7 @@ from lilliput.recipes.spec import DistillStep, teacher_of, uses_labels
 
 
 def make_distiller(session: Session, index: int) -> Any:
-    """Return the distiller of a step, bound to the model, None if the step has no teacher."""
+    """Return the distiller of a step, bound to the model, or None if the step has no teacher."""
     from lilliput.distillation.distiller import Distiller
 
     step = session.recipe.steps[index]

@@ -1,7 +1,7 @@
-"""Whose code a run folder may execute.
+"""Restrict whose code a run folder may execute.
 
-The folder of a run holds no code, but ``run.json`` names the factory of its model and the folder it was
-imported from. Importing executes what lies there, so that a run from somebody else must not choose it.
+The folder of a run contains no code, but ``run.json`` names the factory of its model and the folder it was
+imported from. Importing executes the code there, so an untrusted run must not choose it.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from lilliput.recipes.checkpoint import ModelEntry
 
 
 def factory_folders(entry: ModelEntry, place: Path, trust: bool) -> list[str]:
-    """Return where else than in the working directory the factory of a run is looked for.
+    """Return where to look for the factory of a run, besides the working directory.
 
     Parameters
     ----------
     entry : ModelEntry
-        What ``run.json`` says of the model.
+        The model entry of ``run.json``.
     place : pathlib.Path
         The folder of the run, for messages.
     trust : bool
@@ -28,7 +28,7 @@ def factory_folders(entry: ModelEntry, place: Path, trust: bool) -> list[str]:
     Raises
     ------
     StateError
-        If the factory lies in a folder that Python does not import from here.
+        If the factory is in a folder that Python does not import from here.
     """
     recorded = Path(entry.folder)
     if trust or _resolved(recorded) in _importable():

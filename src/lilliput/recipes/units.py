@@ -1,4 +1,4 @@
-"""The units of work of a recipe: after each of them a run can be killed and continued."""
+"""The units of work of a recipe: after each of them a run can be killed and resumed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Unit:
     Parameters
     ----------
     index : int
-        Its place in the run, from 0.
+        Its position in the run, from 0.
     kind : str
         What is done.
     step : int
@@ -40,7 +40,7 @@ class Unit:
     epoch : int
         For an epoch its number in the step, from 0.
     text : str
-        What a reader sees.
+        Description for the reader.
     """
 
     index: int
@@ -70,13 +70,13 @@ def units_of(recipe: Recipe) -> list[Unit]:
 
 
 def title_of(step: Any) -> str:
-    """Return what a step is called: ``prune (agp)``."""
+    """Return the title of a step: ``prune (agp)``."""
     name = getattr(step, step.verb)
     return f"{step.verb} ({name})" if isinstance(name, str) else str(step.verb)
 
 
 def calibrates(step: Any) -> bool:
-    """Whether a step runs batches before it trains, or instead."""
+    """Whether a step runs batches before or instead of training."""
     if step.verb not in ("prune", "quantize"):
         return False
     cls = algorithm_of(step.verb, getattr(step, step.verb))
@@ -84,7 +84,7 @@ def calibrates(step: Any) -> bool:
 
 
 def seed_for(seed: int, what: str | int) -> int:
-    """Return the seed of one part of a run; all parts have other ones.
+    """Return the seed of one part of a run; all parts have different ones.
 
     Examples
     --------

@@ -1,1 +1,1 @@
-"""What pruning took from a model's outputs, given back from a few batches and without training."""
+"""Recover accuracy lost by pruning, from a few batches and without training."""

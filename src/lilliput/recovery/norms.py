@@ -1,4 +1,4 @@
-"""What recalibrating batch norms is on every framework: new statistics from sums over batches.
+"""Recalibration of batch norms on every framework: new statistics from sums over batches.
 
 >>> import numpy as np
 >>> moments = Moments("norm")
@@ -33,7 +33,7 @@ class Moments:
     count: int = 0
 
     def add(self, rows: Any) -> None:
-        """Take a batch into account, one row per channel."""
+        """Add a batch, one row per channel."""
         if rows.shape[1] < 2:
             raise AlgorithmError(
                 f"recalibrate(): a batch provides layer {self.name!r} {rows.shape[1]} values per channel, "
@@ -55,18 +55,18 @@ class Moments:
 
 
 class Renewal:
-    """One batch norm of a pruned model: what it is given, and the statistics that follow from it.
+    """One batch norm of a pruned model: its inputs, and the resulting statistics.
 
-    Alone, these are the mean and the variance of that. With an original they are such that what the norm
-    puts out has, on the same batches, the mean and the variance it has in the original: the statistics
-    move by as much as pruning has moved what the norm is given, whatever the batches show.
+    Alone, these are the mean and the variance of its inputs. With an original they are chosen such that the
+    output of the norm has, on the same batches, the same mean and variance as in the original: the statistics
+    change by as much as pruning has changed the inputs of the norm, on any batches.
 
     Parameters
     ----------
     name : str
-        Of the norm.
+        Name of the norm.
     write : callable
-        Gives the norm a mean and a variance.
+        Sets the mean and variance of the norm.
     held : tuple, optional
         Mean, variance and epsilon of this norm in the original.
     """
@@ -79,15 +79,15 @@ class Renewal:
     ) -> None:
         self.write, self.held = write, held
         self.here, self.there = Moments(name), Moments(name)
-        self._due: deque[tuple[Any, Any]] = deque()  # of the batch that the original has just seen
+        self._due: deque[tuple[Any, Any]] = deque()  # of the last batch in the original
 
     def see_original(self, rows: Any) -> None:
-        """Take into account what the norm of the original is given."""
+        """Add the inputs of the original's norm."""
         self.there.add(rows)
         self._due.append(_of_batch(self.here.name, rows))
 
     def see(self, rows: Any) -> None:
-        """Take a batch into account, and make the norm normalize by it as in training."""
+        """Add a batch, and make the norm normalize by it as in training."""
         self.here.add(rows)
         batch = _of_batch(self.here.name, rows)
         if self.held is None:
@@ -112,14 +112,14 @@ class Renewal:
 def moved(
     held: tuple[Any, Any, float], there: tuple[Any, Any], here: tuple[Any, Any]
 ) -> tuple[Any, Any]:
-    """Return the statistics with which a norm puts out the mean and variance that another one does.
+    """Return the statistics with which a norm has the same output mean and variance as another one.
 
     Parameters
     ----------
     held : tuple
         Mean, variance and epsilon of the other norm.
     there, here : tuple
-        Mean and variance of what the other norm and this one are given.
+        Mean and variance of the inputs of the other norm and of this one.
 
     Examples
     --------
@@ -144,7 +144,7 @@ def _of_batch(name: str, rows: Any) -> tuple[Any, Any]:
 
 
 def check_model(model: Any, norms: Sized, quantizers: Sized) -> None:
-    """Raise if there is nothing to recalibrate, or it is too late for it."""
+    """Raise if there is nothing to recalibrate, or if it is too late."""
     if not norms:
         raise UnsupportedModelError(
             f"{type(model).__name__} has no batch norms with running statistics, so there is nothing to "
@@ -158,7 +158,7 @@ def check_model(model: Any, norms: Sized, quantizers: Sized) -> None:
 
 
 def check_original(is_same: bool, sizes: Mapping[str, int], original: Mapping[str, int]) -> None:
-    """Raise if the norms of the original, their channels by name, differ from the model's."""
+    """Raise if the norms of the original (channels by name) differ from the model's."""
     if is_same:
         raise StageError(
             "recalibrate(): original is the model itself; pass a copy made before pruning."
@@ -175,7 +175,7 @@ def check_original(is_same: bool, sizes: Mapping[str, int], original: Mapping[st
 
 
 def renew(renewals: Iterable[Renewal], over_processes: Callable[[Moments], Moments]) -> None:
-    """Give all norms their new statistics; one that no batch reached keeps its own."""
+    """Set the new statistics of all norms; a norm that no batch reached keeps its own."""
     every = list(renewals)
     found = [one.statistics(over_processes) for one in every]
     if not any(found):

@@ -1,11 +1,11 @@
-"""Re-estimate the statistics of batch norms, which pruning has made wrong.
+"""Re-estimate the statistics of batch norms after pruning.
 
-A batch norm normalizes by the mean and variance that its input had while the model was trained. Where
-channels before it were removed, its input has others; a few batches show which. With the original, only
-what pruning has changed is corrected; without it, the batches must be like those of the training.
+A batch norm normalizes by the mean and variance that its input had in training. If
+channels before it were removed, these change; a few batches are enough to measure them. With the original,
+only the effect of pruning is corrected; without it, the batches must be like those of the training.
 
-The statistics for a batch are written into each norm just before it normalizes that batch, so that it does
-what it does in training; those for all batches together are written at the end.
+The statistics of a batch are written into each norm just before it normalizes that batch, so that it
+behaves as in training; those of all batches together are written at the end.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from lilliput.frameworks import part_for
 from lilliput.recovery.norms import Moments, Renewal, check_model, check_original, renew
 
 Statistics = tuple[Any, Any]  # mean and variance of each channel, in float64
-Watched = tuple[str, Any, Callable[[Any], None]]  # a norm, its name, and who is shown its inputs
+Watched = tuple[str, Any, Callable[[Any], None]]  # name, norm, receiver of its inputs
 
 
 class Norms(Protocol):
-    """The module ``recalibrate`` of a framework: its batch norms, and what they are given."""
+    """The module ``recalibrate`` of a framework: its batch norms and their inputs."""
 
-    # Whether a copy of a model has other names, so that norms are paired by their order.
+    # Whether a copy of a model has other names, so that norms are matched by their order.
     NAMES_MAY_DIFFER: bool
 
     def norms_of(self, model: Any) -> dict[str, Any]:
@@ -37,15 +37,15 @@ class Norms(Protocol):
         """Return copies of the running statistics of a norm."""
 
     def write(self, norm: Any, mean: Any, variance: Any) -> None:
-        """Give a norm other statistics."""
+        """Set the statistics of a norm."""
 
     def epsilon(self, norm: Any) -> float:
-        """Return what a norm adds to the variance."""
+        """Return the epsilon that a norm adds to the variance."""
 
     def watching(
         self, watched: Sequence[Watched], models: Sequence[Any]
     ) -> AbstractContextManager[None]:
-        """Show the inputs of norms, one row per channel; models are in evaluation mode, without gradients."""
+        """Pass the inputs of norms, one row per channel; models are in evaluation mode, without gradients."""
 
     def over_processes(self, total: Any, squares: Any, count: int) -> tuple[Any, Any, int]:
         """Return sums over all processes."""
@@ -64,9 +64,9 @@ def recalibrate(
     """Re-estimate the running statistics of all batch norms from a few batches.
 
     Use it after pruning a model that is not trained any further; a few hundred examples are enough.
-    Every example counts the same, however they are batched. Norms see each batch as they do in
-    training, also those that are frozen; dropout is off, and all modes are restored. Steps that a Keras
-    mask hides are left out.
+    Every example counts the same, however they are batched. Norms see each batch as in
+    training, including frozen ones; dropout is off, and all modes are restored. Steps that a Keras
+    mask hides are excluded.
 
     Parameters
     ----------
@@ -74,14 +74,14 @@ def recalibrate(
         A pruned model, masked or cut; changed in place.
     batches : iterable
         A data loader or a list, with batches of at least 16 or so. Without ``original`` they must be
-        like those that the model was trained on, all classes included: a norm takes over what it sees.
+        like those that the model was trained on, all classes included: a norm adopts what it sees.
     forward : callable, optional
         ``forward(model, batch)``, which calls the model itself (``predict`` of Keras would compile it).
-        By default a tensor or dict is what the model is called with, and of a tuple
-        ``(inputs, targets)`` the inputs.
+        By default the model is called with a tensor or dict, and with the inputs of a tuple
+        ``(inputs, targets)``.
     original : torch.nn.Module or keras.Model, optional
-        The model before it was pruned. Each norm then puts out, in mean and variance, what it puts out
-        there, on any batches. The model must still be a masked one: call it before ``speedup``.
+        The model before pruning. The output of each norm then has the same mean and variance as
+        there, on any batches. The model must be masked, not cut: call this before ``speedup``.
 
     Examples
     --------

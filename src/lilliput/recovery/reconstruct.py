@@ -1,12 +1,12 @@
-"""Refit the layers of a pruned model by least squares, so that it computes what it did before.
+"""Refit the layers of a pruned model by least squares, so that it computes the same as before.
 
-One layer after the other, in the order in which they run, each fitted to what the original model
-returns there, from inputs as the pruned model has them by then: what a removed channel still said is
-said by the others as far as they can, its mean by the bias.
+One layer after the other, in the order in which they run, is fitted to the output of the original
+model there, from the inputs in the pruned model: the remaining channels replace a removed one as far
+as possible, and the bias replaces its mean.
 
 He et al., "Channel pruning for accelerating very deep neural networks", 2017, and Luo et al., "ThiNet",
-2017, do so for the layer behind a pruned one. Here every layer behind a change takes part, and what is
-added to a shortcut also makes up for what the shortcut has lost.
+2017, do so for the layer after a pruned one. Here every layer after a change takes part, and a layer
+that is added to a shortcut also compensates for the loss of the shortcut.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from lilliput.frameworks import backend_of, part_for
 
 @dataclass(frozen=True)
 class Reconstruction:
-    """What became of each layer; ``print`` it.
+    """The result for each layer; ``print`` shows it.
 
     Attributes
     ----------
     errors : dict
-        Per layer that was refitted, its squared error before and after, relative to the variance of
-        what the original returns there.
+        For each refitted layer, its squared error before and after, relative to the variance of
+        the original's output there.
     left : dict
-        Layers behind a change that were left as they are, and why.
+        Layers after a change that were not refitted, and why.
     """
 
     errors: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -50,25 +50,25 @@ def reconstruct(
     ridge: float = 1e-3,
     progress: bool = True,
 ) -> Reconstruction:
-    """Refit the layers of a pruned model to what the original one computes, without training.
+    """Refit the layers of a pruned model to the outputs of the original one, without training.
 
-    Call it after ``compress()`` and before ``speedup()``: the masked model and what is cut out of it
+    Call it after ``compress()`` and before ``speedup()``: the masked model and the cut one
     stay equal. Masked weights stay zero.
 
     Parameters
     ----------
     model : torch.nn.Module
-        The pruned model, whose channels are masked; changed in place.
+        The pruned model with masked channels; changed in place.
     batches : iterable
-        A few hundred examples without labels, like those the model will see; a tensor or dict is what
-        the model is called with, and of a tuple ``(inputs, targets)`` the inputs.
+        A few hundred examples without labels, like those the model will see. The model is called with a
+        tensor or dict, and with the inputs of a tuple ``(inputs, targets)``.
     teacher : torch.nn.Module
-        The model as it was before pruning: ``copy.deepcopy(model)``.
+        The model before pruning: ``copy.deepcopy(model)``.
     ridge : float
-        The price of moving a weight, relative to the mean energy of its layer's inputs; it is raised
-        where a layer sees few examples, as the last one does.
+        The penalty on changing a weight, relative to the mean energy of its layer's inputs; it is
+        increased where a layer sees few examples, as the last one does.
     progress : bool
-        Whether to show how far it has come.
+        Whether to show progress.
 
     Returns
     -------

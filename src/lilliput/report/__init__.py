@@ -1,1 +1,1 @@
-"""What compression did, as data and as tables."""
+"""The results of compression, as data and as tables."""

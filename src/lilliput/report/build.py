@@ -1,4 +1,4 @@
-"""Assemble what was measured into one report.
+"""Assemble all measurements into one report.
 
 >>> import torch
 >>> from lilliput.report.snapshot import snapshot
@@ -52,28 +52,28 @@ def build_report(
     Parameters
     ----------
     receipt : Receipt or dict, optional
-        Before → after of the whole model.
+        The whole model before → after.
     before, after : Snapshot, optional
-        The layers of the model as it was, and of what came out.
+        The layers of the original model, and of the result.
     quantization : QuantizationReport or dict, optional
-        What quantization does to each tensor.
+        The effect of quantization on each tensor.
     sensitivity : SensitivityAnalysis or dict, optional
-        One that has been run, or ``{layer: {sparsity: metric}}``.
+        A completed analysis, or ``{layer: {sparsity: metric}}``.
     points : list of dict
         Models that were tried: ``name``, and some of ``bytes``, ``macs``, ``p50``, ``metric``,
         ``sparsity``.
     groups : ChannelGroups, optional
         Which channels belong together.
     export : ExportResult or dict, optional
-        Which kernel executes each layer.
+        The kernel that executes each layer.
     recipe : str
         The config or the recipe, as text.
     reproduce : str
-        The commands that lead here again.
+        The commands that reproduce the result.
     title : str
         The heading.
     notes : list of str
-        What else a reader should know.
+        Other notes for the reader.
     """
     measured, executed = _plain(quantization), _plain(export)
     histograms = find_histograms(before, after, measured.get("tensors", ()))
@@ -95,7 +95,7 @@ def build_report(
 
 
 def _plain(given: Any) -> dict[str, Any]:
-    """Return an object of ours as plain data."""
+    """Return one of our objects as plain data."""
     if given is None:
         return {}
     data = given if isinstance(given, Mapping) else given.to_dict()
@@ -108,7 +108,7 @@ def _layers(
     measured: Mapping[str, Any],
     executed: Mapping[str, Any],
 ) -> list[LayerRow]:
-    """Return a row per layer, in the order of the model as it was."""
+    """Return a row per layer, in the order of the original model."""
     old = {x.name: x for x in before.layers} if before is not None else {}
     new = {x.name: x for x in after.layers} if after is not None else {}
     if old and new and not old.keys() & new.keys():
@@ -134,7 +134,7 @@ def _layers(
 
 
 def _sizes(before: LayerSnapshot | None, after: LayerSnapshot | None) -> dict[str, Any]:
-    """Return the numbers of a layer; one that is gone has none left."""
+    """Return the sizes of a layer, with none after it was removed."""
     names = ("shape", "parameters", "macs", "ms")
     row = {f"{x}_before": None if before is None else getattr(before, x) for x in names}
     if after is None:
@@ -143,7 +143,7 @@ def _sizes(before: LayerSnapshot | None, after: LayerSnapshot | None) -> dict[st
 
 
 def _ratios(measured: Mapping[str, Any]) -> tuple[dict[str, dict[str, float]], dict[str, int]]:
-    """Return the signal to noise of each layer's tensors, and the bits of its weight."""
+    """Return the signal-to-noise ratio of each layer's tensors, and the bits of its weight."""
     ratios: dict[str, dict[str, float]] = {}
     bits: dict[str, int] = {}
     for row in measured.get("tensors", ()):
@@ -159,7 +159,7 @@ def _pairs(histograms: Histograms) -> list[HistogramPair]:
 
 
 def _curves(given: Any) -> list[Curve]:
-    """Return curves from an analysis, from ``{layer: {sparsity: metric}}``, or as they are in JSON."""
+    """Return curves from an analysis, from ``{layer: {sparsity: metric}}``, or unchanged if from JSON."""
     if given is None:
         return []
     baseline = _number(getattr(given, "ori_metric", None))
@@ -188,7 +188,7 @@ def _point(given: Mapping[str, Any]) -> TriedPoint:
 
 
 def _groups(found: Any) -> list[ChannelGroup]:
-    """Return channel groups by the layers that make, read and pass on their channels."""
+    """Return channel groups by the layers that produce, read and pass on their channels."""
     groups = []
     for group in found:
         makes, reads, passes = roles_of(group, found)
@@ -211,7 +211,7 @@ def _groups(found: Any) -> list[ChannelGroup]:
 
 
 def _number(value: Any) -> float | None:
-    """Return a number to five digits, None for what is not one."""
+    """Return a number to five digits, or None if it is not a finite number."""
     if value is None or isinstance(value, bool) or not math.isfinite(value):
         return None
     return float(f"{float(value):.5g}")

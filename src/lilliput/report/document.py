@@ -138,7 +138,7 @@ class ChannelGroup(_Data):
 class Report(_Data):
     """Everything known about a compressed model; ``save`` it as a page, ``load`` it from JSON.
 
-    Sections without data are left out of the page.
+    Sections without data are omitted from the page.
     """
 
     schema_version: Literal[1] = 1
@@ -193,7 +193,7 @@ class Report(_Data):
         Raises
         ------
         StateError
-            When the file is damaged, is something else, or comes from a newer version.
+            If the file is damaged, is something else, or comes from a newer version.
         """
         place = Path(path)
         expected = "expected the .json file that Report.save() wrote next to the page"

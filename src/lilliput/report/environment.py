@@ -1,4 +1,4 @@
-"""What a figure was measured on: versions, processor, threads, system.
+"""The environment of a measurement: versions, processor, threads, system.
 
 >>> found = environment()
 >>> found["cores"] >= 1, "lilliput" in found["packages"]
@@ -22,7 +22,7 @@ PACKAGES = (
     *(package.name for package in packages()),
 )
 
-# What integer and small floating-point kernels ask for, and the names that Linux gives it.
+# Instructions used by integer and low-precision kernels, and their names on Linux.
 _X86 = {
     "avx2": ("avx2",),
     "avx512": ("avx512f",),
@@ -39,15 +39,15 @@ _ARM_ON_MACOS = {"dotprod": "hw.optional.arm.FEAT_DotProd", "i8mm": "hw.optional
 
 
 def environment() -> dict[str, Any]:
-    """Return what this process runs on, as plain data.
+    """Return the environment of this process, as plain data.
 
     Returns
     -------
     dict
         ``packages`` (name to version, of those installed), ``python``, ``os``, ``machine``, ``cpu``,
-        ``flags`` (from ``avx2``, ``vnni``, … to whether the processor has it; empty where that
-        cannot be read), ``cores`` that this process may use, and ``threads`` that its framework
-        computes with (None before one is imported).
+        ``flags`` (from ``avx2``, ``vnni``, … to whether the processor has it; empty if that
+        cannot be read), ``cores`` available to this process, and ``threads`` of its framework
+        (None before one is imported).
     """
     return {
         "packages": versions_of(PACKAGES),
@@ -62,14 +62,14 @@ def environment() -> dict[str, Any]:
 
 
 def usable_cores() -> int:
-    """Return how many processors this process may run on."""
+    """Return the number of processors available to this process."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def processor_flags() -> dict[str, bool]:
-    """Return which instructions the processor has; empty where the system does not tell."""
+    """Return which instructions the processor has; empty if the system does not report them."""
     names = _ARM if platform.machine().lower() in ("arm64", "aarch64") else _X86
     if sys.platform == "darwin":
         return _flags_on_macos(names)
@@ -100,7 +100,7 @@ def _threads() -> int | None:
 
 
 def _line_of_cpuinfo(*keys: str) -> str:
-    """Return the first line of the kernel's list that has one of these keys."""
+    """Return the first line of /proc/cpuinfo with one of these keys."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Measure a model or a written file: what it holds, what it costs, how long it takes here.
+"""Measure a model or an exported file: its content, its costs, and its latency here.
 
 >>> import torch
 >>> figures = measure(torch.nn.Linear(4, 2), torch.randn(8, 4), runs=3)
@@ -33,23 +33,23 @@ def measure(
     runs: int = 50,
     compact: bool = False,
 ) -> Figures:
-    """Count what a model or file holds, and time it.
+    """Count the parameters of a model or file, and time it.
 
     Parameters
     ----------
     model_or_path : torch.nn.Module, keras.Model, str or path-like
         A model, compressed or not, or a file that ends in ``.onnx`` or ``.tflite``.
     inputs : tensor, tuple or dict
-        What the model is called with.
+        Inputs of the model.
     evaluate : callable, optional
-        ``evaluate(model)`` returns the metric, higher being better. A file is given to it as something
+        ``evaluate(model)`` returns the metric, where higher is better. A file is passed as an object
         that is called like the model.
     name : str
-        What it is called in a receipt.
+        Its name in a receipt.
     runs : int
-        How many calls are timed at most; 0 for none.
+        The largest number of timed calls; 0 for none.
     compact : bool
-        Whether to find out how small ``save(model, path, compact=True)`` would make the weights.
+        Whether to determine the size of the weights after ``save(model, path, compact=True)``.
     """
     found = measure_all([model_or_path], inputs, evaluate=evaluate, names=[name], runs=runs)[0]
     if not compact or isinstance(model_or_path, (str, os.PathLike)):
@@ -67,7 +67,7 @@ def measure_all(
     names: Sequence[str] = (),
     runs: int = 50,
 ) -> list[Figures]:
-    """Measure several models or files; their calls take turns, so that all meet the same machine."""
+    """Measure several models or files; their calls alternate, so that all have the same conditions."""
     opened = [open_file(x) if isinstance(x, (str, os.PathLike)) else x for x in models]
     titles = [(names[i] if names else "") or _title(x) for i, x in enumerate(opened)]
     found = measure_opened([(x, how_to_measure(x)) for x in opened], inputs, titles, runs)

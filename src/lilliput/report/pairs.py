@@ -1,4 +1,4 @@
-"""Histograms before and after, brought to one axis and to a few bytes each."""
+"""Histograms before and after, converted to one axis and to a few bytes each."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from lilliput.report.snapshot import Snapshot, WeightHistogram
 
 Histograms = list[dict[str, Any]]
 Array = np.ndarray[Any, Any]
-_BINS, _FEW_BINS, _FEW = 64, 16, 400  # of a few values, wider bins show more
+_BINS, _FEW_BINS, _FEW = 64, 16, 400  # with few values, wider bins show more
 
 
 def find_histograms(
     before: Snapshot | None, after: Snapshot | None, tensors: Sequence[Mapping[str, Any]]
 ) -> Histograms:
-    """Return the weights of all layers, and the activations that were quantized, before and after."""
+    """Return histograms of the weights of all layers and of quantized activations, before and after."""
     weights = _weights(before, after)
     known = {pair["layer"] for pair in weights}
     measured = [x for x in tensors if x["target"] != "weight" or x["layer"] not in known]
@@ -28,7 +28,7 @@ def find_histograms(
 
 
 def _weights(before: Snapshot | None, after: Snapshot | None) -> Histograms:
-    """Return both histograms of every matrix, those of norms left out."""
+    """Return both histograms of every matrix, without norms."""
     old = {x.name: x for x in before.layers} if before is not None else {}
     new = {x.name: x for x in after.layers} if after is not None else {}
     found = []
@@ -47,7 +47,7 @@ def _weights(before: Snapshot | None, after: Snapshot | None) -> Histograms:
 
 
 def _measured(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return both histograms of a tensor that quantization was measured on."""
+    """Return both histograms of a tensor whose quantization was measured."""
     held = row["histogram"]
     sides = {
         side: WeightHistogram(
@@ -61,7 +61,7 @@ def _measured(row: Mapping[str, Any]) -> dict[str, Any]:
 def on_one_axis(
     before: WeightHistogram | None, after: WeightHistogram | None, **names: Any
 ) -> dict[str, Any]:
-    """Return what a :class:`HistogramPair` is made from, of one histogram or of both."""
+    """Return the fields of a :class:`HistogramPair`, from one histogram or from both."""
     sides = [x for x in (before, after) if x is not None]
     low, high = min(x.low for x in sides), max(x.high for x in sides)
     if high <= low:
@@ -79,7 +79,7 @@ def on_one_axis(
 def _shares(histogram: WeightHistogram, low: float, high: float, bins: int) -> list[int]:
     """Return the share of each bin of another axis, in tenths of percent.
 
-    What lies in a bin is taken to be spread evenly over it.
+    The values in a bin are assumed to be spread evenly over it.
 
     >>> _shares(WeightHistogram(low=0, high=1, counts=[1, 3]), 0, 2, 4)
     [250, 750, 0, 0]

@@ -1,4 +1,4 @@
-"""What quantization does to each tensor: error, range, clipping, bits, histograms.
+"""The effect of quantization on each tensor: error, range, clipping, bits, histograms.
 
 >>> import torch
 >>> from lilliput.torch import PTQQuantizer
@@ -44,13 +44,13 @@ class TensorRow:
     Attributes
     ----------
     sqnr : float
-        Power of the signal over power of the rounding error, in dB.
+        Signal-to-noise ratio of rounding, in dB.
     low, high : float
-        The range that was seen.
+        The observed range.
     grid_low, grid_high : float or None
         The range that the grid covers (of the widest channel).
     clipped : float or None
-        The share of entries outside of what the grid covers.
+        The share of entries outside the range of the grid.
     histogram : dict
         ``low``, ``high``, ``before`` and ``after``: counts of equal bins.
     """
@@ -73,7 +73,7 @@ class TensorRow:
 class QuantizationReport:
     """One row per quantized tensor, and the error at the model's output.
 
-    ``layers`` holds what the runtime does with each layer, if an export result was given.
+    ``layers`` describes how the runtime executes each layer, if an export result was given.
     """
 
     rows: tuple[TensorRow, ...]
@@ -86,7 +86,7 @@ class QuantizationReport:
         return sorted(self.rows, key=lambda row: row.sqnr)[:count]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all of it as plain data; infinite ratios are None."""
+        """Return everything as plain data; infinite ratios are None."""
         rows = [{k: _finite(v) for k, v in asdict(row).items()} for row in self.rows]
         return {
             "output_sqnr": _finite(self.output_sqnr),
@@ -96,7 +96,7 @@ class QuantizationReport:
         }
 
     def save(self, path: str | Path) -> None:
-        """Write it as JSON."""
+        """Write the report as JSON."""
         write_atomically(path, json.dumps(self.to_dict(), indent=1).encode())
 
     def __repr__(self) -> str:
@@ -148,18 +148,18 @@ def quantization_report(
     forward: Callable[..., Any] | None = None,
     result: Any = None,
 ) -> QuantizationReport:
-    """Run batches, and return what quantization does to every tensor of every layer.
+    """Run batches, and return the effect of quantization on every tensor of every layer.
 
     Parameters
     ----------
     quantizer : Quantizer
-        One that is at work on a model.
+        A quantizer that is attached to a model.
     batches : iterable
-        A few batches, as a data loader gives them.
+        A few batches of a data loader.
     forward : callable, optional
         ``forward(model, batch)``, as for ``calibrate``.
     result : ExportResult, optional
-        What ``export_onnx`` or ``export_litert`` returned; adds which layers the runtime executes on
+        Result of ``export_onnx`` or ``export_litert``; adds which layers the runtime executes on
         integers.
     """
     if not getattr(quantizer, "is_wrapped", False):
@@ -206,7 +206,7 @@ class _Error:
 
 
 class _Watch:
-    """A marker that quantizes as usual and notes what that did."""
+    """A marker that quantizes as usual and records the effect."""
 
     def __init__(self, quantizer: Any) -> None:
         self.quantizer = quantizer
@@ -232,7 +232,7 @@ class _Watch:
 
 
 class _Seen:
-    """What was seen of one tensor."""
+    """The statistics of one tensor."""
 
     def __init__(self, wrapper: Any, kind: QuantType) -> None:
         self.wrapper, self.kind = wrapper, kind
@@ -253,7 +253,7 @@ class _Seen:
         return int(((values < low) | (values > high)).sum())
 
     def add(self, before: Tensor, after: Tensor) -> None:
-        """Note what became of a tensor."""
+        """Record a tensor before and after quantization."""
         array = to_array(before).astype(np.float32)
         self.error.add(array, to_array(after).astype(np.float32))
         self.low = min(self.low, float(array.min()))

@@ -1,4 +1,4 @@
-"""A model's layers as data: what they hold, what they cost, and how their weights are spread.
+"""A model's layers as data: their parameters, costs, and the distribution of their weights.
 
 >>> import torch
 >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
@@ -33,7 +33,7 @@ class _Data(BaseModel):
 
 
 class WeightHistogram(_Data):
-    """How many entries of a weight that are not zero lie in each of equal bins."""
+    """How many nonzero entries of a weight are in each of equal bins."""
 
     low: float
     high: float
@@ -41,7 +41,7 @@ class WeightHistogram(_Data):
 
 
 class LayerSnapshot(_Data):
-    """One layer: a module with parameters of its own, or one that multiplies."""
+    """One layer: a module with its own parameters, or one that multiplies."""
 
     name: str
     type: str
@@ -61,7 +61,7 @@ class Snapshot(_Data):
     """The layers of a model at one moment, in the model's order.
 
     The numbers of all layers add up to those of the model. Parameters that several layers share
-    count where they come first.
+    count in the first of them.
     """
 
     framework: str
@@ -70,12 +70,12 @@ class Snapshot(_Data):
 
     @property
     def parameters(self) -> int:
-        """Trained numbers of the whole model."""
+        """The number of trained values in the whole model."""
         return sum(layer.parameters for layer in self.layers)
 
     @property
     def nonzeros(self) -> int:
-        """Those that are not zero."""
+        """The number of nonzero ones."""
         return sum(layer.nonzeros for layer in self.layers)
 
     @property
@@ -87,20 +87,20 @@ class Snapshot(_Data):
 
 
 def snapshot(model: Any, example_inputs: Any = None, *, timing: bool = False) -> Snapshot:
-    """Return what a model's layers hold and cost. The model is as it was afterwards.
+    """Return the parameters and costs of a model's layers. The model is not changed.
 
-    Masks count as zeros, whether weights are zero behind them or not. Histograms and ``zeros`` are of
-    the weights that the model computes with, masked and quantized.
+    Masks count as zeros, whether the weights behind them are zero or not. Histograms and ``zeros`` are of
+    the weights that the model uses, masked and quantized.
 
     Parameters
     ----------
     model : torch.nn.Module or keras.Model
-        Plain, or with compressors at work.
+        Plain, or with compressors attached.
     example_inputs : optional
-        What it is called with: a tensor, a tuple of arguments, a dict of named ones. Needed to count
-        multiplications (Keras models of known input sizes go without).
+        Inputs of the model: a tensor, a tuple of arguments, a dict of named ones. Needed to count
+        multiplications (except for Keras models of known input sizes).
     timing : bool
-        Also run it a few times to see how long each layer takes (torch only).
+        Also run it a few times to measure the time of each layer (torch only).
     """
     backend = backend_of(model)
     reader: Any = import_module(f"lilliput.frameworks.{backend.name}.snapshot")
@@ -127,7 +127,7 @@ class _Row:
 
 
 def _rows(parameters: dict[str, Any], reader: Any) -> dict[int, _Row]:
-    """Return the modules that hold parameters, each parameter under the first that holds it."""
+    """Return the modules with parameters, each parameter under the first module that has it."""
     rows: dict[int, _Row] = {}
     for info in {id(x): x for x in parameters.values()}.values():
         owner = info.owners[0]
@@ -175,7 +175,7 @@ def _inner(work: Work, batch: int | None) -> LayerSnapshot:
 
 
 def weight_histogram(array: Array, bins: int = BINS) -> WeightHistogram | None:
-    """Return how the entries that are not zero are spread, None if there are none.
+    """Return the distribution of nonzero entries, or None if there are none.
 
     Examples
     --------

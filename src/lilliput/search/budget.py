@@ -1,4 +1,4 @@
-"""What may be spent: milliseconds, bytes, operations, parameters, bits, and a drop of the metric.
+"""The budget of a search: latency, bytes, operations, parameters, bits, and a drop of the metric.
 
 >>> parse_budget({"latency": 0.5, "bytes": "2 MB", "drop": 0.005})["bytes"]
 Limit(name='bytes', value=2000000.0, is_share=False)
@@ -41,14 +41,14 @@ _TEXT = re.compile(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-zµ]+)\s*", re.IGNORECA
 
 @dataclass(frozen=True)
 class Limit:
-    """One budget: in milliseconds, bytes and so on, or as a share of what the original takes."""
+    """One budget: in milliseconds, bytes and so on, or as a share of the original's cost."""
 
     name: str
     value: float
     is_share: bool
 
     def of(self, whole: float) -> float:
-        """Return the most that is allowed, given what the original takes."""
+        """Return the largest allowed value, given the original's cost."""
         return self.value * whole if self.is_share else self.value
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Limit:
 
 
 def parse_budget(budget: Any) -> dict[str, Limit]:
-    """Return the limits of a budget, or raise with everything that is wrong with it."""
+    """Return the limits of a budget, or raise with all of its problems."""
     if not isinstance(budget, Mapping) or not budget:
         raise ConfigError(
             f"budget: received {shown(budget)}, expected a dict such as {{'latency': 0.5, 'drop': 0.005}} "
@@ -96,7 +96,7 @@ def _limit(name: str, value: Any) -> Limit | None:
         return Limit(name, float(value), False) if 1 <= value <= 32 else None
     if 0 < value < 1:
         return Limit(name, float(value), True)
-    is_amount = value > 1 and name != "latency"  # 12 could be seconds: say the unit
+    is_amount = value > 1 and name != "latency"  # 12 could be seconds, so a unit is required
     return Limit(name, float(value), False) if is_amount else None
 
 
@@ -108,7 +108,7 @@ def _written(name: str, text: str) -> Limit | None:
         return None
     try:
         value = float(found.group(1)) * units[unit]
-    except ValueError:  # two points
+    except ValueError:  # two decimal points
         return None
     return Limit(name, value, False) if value > 0 and math.isfinite(value) else None
 

@@ -1,4 +1,4 @@
-"""From a choice to a network: prune, recover, cut, quantize a copy; write it as a file."""
+"""From a choice to a network: prune, recover, cut and quantize a copy; write it as a file."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ log = logging.getLogger("lilliput")
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A network that a choice has led to.
+    """The network of a choice.
 
     Parameters
     ----------
     model : object
-        The network, cut and with its quantizer at work.
+        The network, cut and with its quantizer attached.
     compressor : object
-        What is written as a file: the quantizer, or the model where nothing is quantized.
+        The object to export: the quantizer, or the model if nothing is quantized.
     """
 
     model: Any
@@ -46,18 +46,18 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """All that it takes to make one network, so that another process can make it as well.
+    """Everything needed to create one network, so that another process can do it as well.
 
     Parameters
     ----------
     model : object
-        The original; it is copied.
+        The original, which is copied.
     pruning, quantization : list of dict
-        Config lists, empty where there is nothing to do.
+        Config lists, empty if there is nothing to do.
     data : sequence
         Batches for recovery and calibration.
     example_inputs : object
-        What the model is called with.
+        Inputs of the model.
     pruner, quantizer : str
         Names of the algorithms.
     recover : str
@@ -81,7 +81,7 @@ class Order:
         return self.quantized(self.cut())
 
     def cut(self) -> Any:
-        """Return a copy of the model without the channels that are pruned, in floating point."""
+        """Return a copy of the model without the pruned channels, in floating point."""
         model = backend_of(self.model).copy_model(self.model)
         if not self.pruning:
             return model
@@ -111,12 +111,12 @@ class Order:
 
 
 class Maker:
-    """Make networks for choices; the original is never changed.
+    """Create networks for choices; the original is never changed.
 
     Parameters
     ----------
     space : Space
-        What can be chosen.
+        The possible choices.
     data, recover, options
         See :class:`Order`; ``"auto"`` is the first of reconstruct, recalibrate and nothing that works on
         the model.
@@ -136,7 +136,7 @@ class Maker:
         self.options, self.target = dict(options), target
 
     def order(self, choice: Sequence[int]) -> Order:
-        """Return what the network of a choice is made from."""
+        """Return the order for the network of a choice."""
         order = self._order(choice)
         if order.pruning and self.recover == "auto":
             self.recover = self._way_back(order)
@@ -144,7 +144,7 @@ class Maker:
         return order
 
     def _way_back(self, order: Order) -> str:
-        """Return how networks are recovered: refitted to the original, where that is possible."""
+        """Return how networks are recovered: refitted to the original, if possible."""
         reasons = []
         for way in ("reconstruct", "recalibrate"):
             try:
@@ -171,12 +171,12 @@ class Maker:
         )
 
     def draft(self, choice: Sequence[int]) -> Candidate:
-        """Return a network with the shape and the bits of a choice, and nothing recovered."""
+        """Return a network with the shape and the bits of a choice, without recovery."""
         order = self._order(choice)
         return replace(order, data=self.data[:1], recover="none", options={}).make()
 
     def write(self, candidate: Candidate | None, path: Path, check: bool = False) -> Any:
-        """Write a candidate as a file, or the original for None; return the ExportResult."""
+        """Write a candidate, or the original for None, as a file; return the ExportResult."""
         what = self.space.model if candidate is None else candidate.compressor
         write = self.target.writer(self.space.backend.name).load()
         options: dict[str, Any] = {"check": check}
@@ -186,7 +186,7 @@ class Maker:
             return write(what, path, self.space.example_inputs, **options)
 
     def write_original(self, folder: Path, journal: Journal) -> Path:
-        """Return the file of the original, written anew unless it is the one that the journal knows."""
+        """Return the file of the original, written again unless it is the one in the journal."""
         path = folder / f"original{self.target.suffix}"
         held = journal.get("original files")
         if not held or not held.items() <= digests_of_files(folder, path.stem).items():
@@ -202,7 +202,7 @@ class Maker:
 
 
 def target_of(name: Any, framework: str) -> Target:
-    """Return the target of a runtime, whose packages must be there."""
+    """Return the target of a runtime, whose packages must be installed."""
     known = {**_RUNTIMES, **TARGETS}
     if not isinstance(name, str) or name not in known:
         raise ConfigError(
@@ -215,7 +215,7 @@ def target_of(name: Any, framework: str) -> Target:
 
 
 def evaluated(evaluate: Callable[[Any], Any], model: Any, what: str) -> float:
-    """Return the metric of a model or file, or say on what the function failed."""
+    """Return the metric of a model or file, or raise with the name of what failed."""
     try:
         metric = run_evaluation(evaluate, model)
     except (ConfigError, KeyboardInterrupt):
@@ -232,7 +232,7 @@ def evaluated(evaluate: Callable[[Any], Any], model: Any, what: str) -> float:
 
 
 def evaluated_model(evaluate: Callable[[Any], Any], model: Any, what: str) -> float:
-    """Return the metric of a model in eval mode; what the function does to values and modes is undone."""
+    """Return the metric of a model in eval mode; changes of values and modes by the function are undone."""
     backend = backend_of(model)
     before = backend.remember(model)
     try:

@@ -1,4 +1,4 @@
-"""The batches of a search: there are some, they have examples, and the model can be called with them."""
+"""Validate the batches of a search: there are some, they have examples, and the model accepts them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lilliput.search.space import Space
 
 
 def checked_batches(space: Space, data: Any) -> list[Any]:
-    """Return all batches, or say which one the model does not take.
+    """Return all batches, or raise with the one that the model does not accept.
 
     Examples
     --------
@@ -25,18 +25,18 @@ def checked_batches(space: Space, data: Any) -> list[Any]:
     """
     batches = list(require_batches(data))
     if not batches:
-        raise ConfigError("data: received no batch, expected a few.")
+        raise ConfigError("data: received no batches, expected a few.")
     seen = set()
     for number, batch in enumerate(batches):
         listed = _described(batch)
-        if listed not in seen:  # one call for all batches that look the same
+        if listed not in seen:  # one call for all batches of the same form
             _check(space, batch, f"batch {number} ({listed})")
         seen.add(listed)
     return batches
 
 
 def require_batches(data: Any) -> Iterable[Any]:
-    """Return data that can be gone through, or raise."""
+    """Return data that can be iterated over, or raise."""
     if not isinstance(data, Iterable) or isinstance(data, (str, bytes)):
         raise ConfigError(
             f"data: received {shown(data)}, expected batches, such as a list of them."
@@ -54,14 +54,14 @@ def _check(space: Space, batch: Any, what: str) -> None:
         raise ConfigError(f"data: {what} has {len(given)} axes, {expected}.")
     try:
         space.backend.run(space.model, [batch], space.backend.feeder(example))
-    except Exception as error:  # whatever the layers of the model say
+    except Exception as error:  # any error of the model's layers
         raise ConfigError(
             f"data: the model cannot be called with {what}, {expected}. {type(error).__name__}: {error}"
         ) from error
 
 
 def _first(value: Any) -> Any:
-    """Return the first tensor of a batch, or the dict that its names are in, in any order."""
+    """Return the first tensor of a batch, or of the dict with its names, in any order."""
     return _first(value[0]) if isinstance(value, (tuple, list)) and value else value
 
 

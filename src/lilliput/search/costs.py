@@ -1,7 +1,7 @@
-"""What choices cost: parameters, operations, bytes and bits as sums of terms, counted on the graph.
+"""Costs of choices: parameters, operations, bytes and bits as sums of terms, counted on the graph.
 
-The counts are those of the network that is cut out: each tensor and each op is counted for every
-combination of the decisions that touch it. A tensor that more than two decisions touch (a convolution
+The counts are those of the cut network: each tensor and each op is counted for every
+combination of the decisions that affect it. A tensor affected by more than two decisions (a convolution
 that reads a concatenation) is a sum over pairs of them, because its size is a sum of outputs times inputs.
 
 >>> import torch
@@ -70,11 +70,11 @@ class Counts:
         return merged(Term(t.decisions, t.values / batch) for t in terms)
 
     def bytes(self) -> list[Term]:
-        """Return the bytes of all parameters, those of quantized layers in whole bytes per weight."""
+        """Return the bytes of all parameters, with whole bytes per weight for quantized layers."""
         return self._by_bits(lambda bits: [_BYTES if b == FLOAT_BITS else -(-b // 8) for b in bits])
 
     def bits_above(self, average: float) -> list[Term]:
-        """Return by how many bits all weights with a choice of bits exceed an average, at most 0 if none."""
+        """Return by how many bits all weights with a choice of bits exceed an average; at most 0 if not."""
         terms: list[Term] = []
         for name, number in self.weights.items():
             above = np.array(self.space.weight_bits(number), float) - average
@@ -92,7 +92,7 @@ class Counts:
 
     @cached_property
     def weights(self) -> dict[str, int]:
-        """The weights whose bits are decided, each with the decision."""
+        """The weights whose bits are decided, each with its decision."""
         found: dict[str, int] = {}
         for number, decision in enumerate(self.space.decisions):
             for layer in decision.layers if decision.key == "quant_bits" else ():
@@ -148,7 +148,7 @@ class Counts:
         return self.space.groups.flags(removed)
 
     def batch(self) -> int:
-        """Return how many examples the example inputs hold."""
+        """Return the number of examples in the example inputs."""
         shapes = [x.shape for x in self.analysis.graph.inputs]
         return batch_of(np.empty(shape, np.int8) for shape in shapes)
 
@@ -156,7 +156,7 @@ class Counts:
 def expand(
     decisions: Sequence[int], sizes: Sequence[int], value: Callable[[dict[int, int]], float]
 ) -> list[Term]:
-    """Return a function of decisions as terms; one of three or more must be a sum over pairs.
+    """Return a function of decisions as terms; for three or more, it must be a sum over pairs.
 
     Examples
     --------
@@ -188,7 +188,7 @@ def _table(
 
 
 def _times(term: Term, number: int, factors: Array) -> Term:
-    """Return a term multiplied by what another decision says."""
+    """Return a term multiplied by the factors of another decision."""
     return Term((*term.decisions, number), term.values[..., None] * factors)
 
 

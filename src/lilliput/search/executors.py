@@ -1,8 +1,8 @@
-"""Trials on many machines: any executor of PEP 3148, such as those of concurrent.futures, Dask or submitit.
+"""Run trials on many machines, with any executor of PEP 3148: concurrent.futures, Dask, submitit.
 
-A worker makes one network and evaluates it; the result is a number, and results are taken in the order in
-which they were asked for. So a search ends with the same config list on one machine and on many. A trial
-whose worker died is done again, here. What is timed is timed here: other machines have other latencies.
+A worker creates one network and evaluates it; the result is a number, and results are used in the order
+of submission. So a search ends with the same config list on one machine and on many. A trial whose worker
+died is repeated locally. Timing is always local, because other machines have other latencies.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = logging.getLogger("lilliput")
 
 
 def check_executor(executor: Any) -> None:
-    """Raise unless something can be submitted."""
+    """Raise unless the object has a ``submit`` method."""
     if executor is not None and not callable(getattr(executor, "submit", None)):
         raise ConfigError(
             f"executor: received {type(executor).__name__}, expected an executor with submit(), such as "
@@ -29,12 +29,12 @@ def check_executor(executor: Any) -> None:
 
 
 def metric_of(order: Order, evaluate: Callable[[Any], Any], what: str) -> float:
-    """Make a network and evaluate it: what a worker does."""
+    """Create a network and evaluate it, in a worker."""
     return evaluated_model(evaluate, order.make().model, what)
 
 
 def submitted(executor: Any, order: Order, evaluate: Callable[[Any], Any], what: str) -> Any:
-    """Return the future of a metric, None if the executor takes nothing any more."""
+    """Return the future of a metric, or None if the executor no longer accepts tasks."""
     try:
         return executor.submit(metric_of, order, evaluate, what)
     except (BrokenExecutor, RuntimeError):  # a pool that has lost a worker, or was shut down
@@ -42,21 +42,21 @@ def submitted(executor: Any, order: Order, evaluate: Callable[[Any], Any], what:
 
 
 def outcome(future: Any, order: Order, evaluate: Callable[[Any], Any], what: str) -> float:
-    """Return a metric; where the worker was lost, find it here."""
+    """Return a metric; compute it here if the worker was lost."""
     try:
         if future is not None:
             return float(future.result())
     except LilliputError:  # of the trial itself
         raise
-    except Exception as error:  # every engine has others for a worker that died
+    except Exception as error:  # every executor raises its own errors for a lost worker
         log.warning("a worker was lost (%s); its trial is repeated.", type(error).__name__)
     return metric_of(order, evaluate, what)
 
 
 class RayExecutor(Executor):
-    """Tasks of Ray as an executor of PEP 3148; ``ray.init`` says on which cluster.
+    """Tasks of Ray as an executor of PEP 3148; ``ray.init`` selects the cluster.
 
-    Ray itself starts a task again whose worker died.
+    Ray itself restarts a task whose worker died.
 
     Parameters
     ----------
@@ -69,7 +69,7 @@ class RayExecutor(Executor):
         self._options = {"num_cpus": 1, **options}
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Start a task, and return the future of what it returns."""
+        """Start a task, and return the future of its result."""
         task = self._ray.remote(**self._options)(fn)
         future: Future[Any] = task.remote(*args, **kwargs).future()
         return future

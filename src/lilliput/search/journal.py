@@ -1,4 +1,4 @@
-"""What a search has found out so far, in one file that is replaced as a whole: a killed search can resume."""
+"""The results of a search so far, in one file that is replaced atomically: a killed search can resume."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _FORMAT = 1
 
 
 class Journal:
-    """Findings by name; entries are on disk before the search continues.
+    """Results by name; entries are on disk before the search continues.
 
     Parameters
     ----------
     folder : Path
-        Where the file is.
+        The folder of the file.
     made_from : mapping
-        What the findings depend on; a folder of another search is refused.
+        What the results depend on; a folder of another search is an error.
 
     Examples
     --------
@@ -35,7 +35,7 @@ class Journal:
 
     def __init__(self, folder: Path, made_from: Mapping[str, Any]) -> None:
         self.path = folder / NAME
-        # As it will be read back: tuples become lists.
+        # As read back from JSON: tuples become lists.
         self.made_from = json.loads(json.dumps(dict(made_from)))
         self.findings: dict[str, Any] = {}
         remove_stale(
@@ -45,11 +45,11 @@ class Journal:
             self.findings = self._load()
 
     def get(self, name: str) -> Any:
-        """Return a finding, None if it is not there yet."""
+        """Return a result, or None if it is not there yet."""
         return self.findings.get(name)
 
     def note(self, name: str, value: Any) -> None:
-        """Add a finding."""
+        """Add a result."""
         self.findings[name] = value
         content = {"format": _FORMAT, "made_from": self.made_from, "findings": self.findings}
         write_atomically(self.path, json.dumps(content, indent=1).encode())

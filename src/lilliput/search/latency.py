@@ -1,14 +1,14 @@
-"""The latency table: what each layer takes at each width, timed inside real, cut networks.
+"""The latency table: the time of each layer at each width, measured inside real, cut networks.
 
-One JSON file per runtime, version, processor and number of threads. For each model it holds the networks
-that were timed: the share of the original's time that each layer took in them, at which shape of its weight
-and in which kind of arithmetic, and the latency of the whole network in terms of the original's. Original
-and network take turns, so that the load of the machine cancels.
+One JSON file per runtime, version, processor and number of threads. For each model it contains the networks
+that were timed: the share of the original's time that each layer took in them, the shape of its weight and
+the kind of arithmetic, and the latency of the whole network relative to the original's. Original
+and network are timed alternately, so that the load of the machine cancels.
 
-An estimate adds up the layers of a config list: as timed where a layer was timed at that shape, else by a
-fit over the shapes at which it was (constant, inputs, outputs, and their product). A whole network takes a
-factor of that, and what a call costs whatever is called: of a small network, a large part. Its error is what
-estimates of timed networks are off, each made from the other networks.
+An estimate adds up the layers of a config list: as timed if a layer was timed at that shape, otherwise by a
+fit over its timed shapes (constant, inputs, outputs, and their product). A whole network takes a multiple
+of that plus a constant per call, which is a large part of a small network. The error of the table is that
+of estimates for timed networks, each computed from the other networks.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from lilliput.store import Strict
 
 Shape = tuple[int, ...]
 Key = tuple[str, Shape, str]  # layer, shape of its weight, kind of arithmetic
-_LEAST = 0.05  # of the smallest time of a layer that was seen: no fit goes below
+_LEAST = 0.05  # of the smallest time of a layer: lower limit of a fit
 _RIDGE = 1e-4
 _BEFORE = " before "
-_APART = 0.1  # of the largest network: by how much two must differ to show what a call costs
+_APART = 0.1  # of the largest network: the smallest difference that shows the constant per call
 
 
 class TimedLayer(Strict):
@@ -46,7 +46,7 @@ class TimedLayer(Strict):
 
 
 class Network(Strict):
-    """A network that was timed: its layers, and how long it took as a whole, in terms of the original."""
+    """A timed network: its layers, and its total time relative to the original."""
 
     choice: list[int]
     layers: dict[str, TimedLayer]
@@ -60,7 +60,7 @@ class Network(Strict):
 
     @property
     def kernels(self) -> float:
-        """What its layers take one by one, added up."""
+        """The sum of the times of its layers."""
         return sum(layer.share for layer in self.layers.values())
 
 
@@ -83,7 +83,7 @@ class Document(Strict):
 
 @dataclass
 class LatencyTable:
-    """What was timed in one runtime on one processor.
+    """Measured times for one runtime on one processor.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ class LatencyTable:
 
     @classmethod
     def open(cls, folder: Path, runtime: str, cpu: str, threads: int) -> LatencyTable:
-        """Read the table of a runtime and processor from a folder, or begin a new one."""
+        """Read the table of a runtime and processor from a folder, or create a new one."""
         name = re.sub(r"[^a-z0-9.]+", "-", f"{runtime} {cpu} {threads} threads".lower()).strip("-")
         path = folder / f"latency-{name}.json"
         if path.exists():
@@ -118,11 +118,11 @@ class LatencyTable:
         return cls(path, document)
 
     def save(self) -> None:
-        """Write the table, all of it or nothing."""
+        """Write the table atomically."""
         write_atomically(self.path, self.document.model_dump_json(indent=1).encode())
 
     def times(self, model: str) -> Times:
-        """Return what is known of a model."""
+        """Return the times of a model."""
         found = self.document.models.get(model)
         return Times([] if found is None else found.networks)
 
@@ -132,13 +132,13 @@ class LatencyTable:
         self.save()
 
     def begin(self, model: str, milliseconds: float) -> Model:
-        """Return what is held of a model; of a new one, what the original takes."""
+        """Return the entry of a model; for a new one, with the latency of the original."""
         return self.document.models.setdefault(model, Model(milliseconds=milliseconds))
 
 
 @dataclass
 class Times:
-    """Estimates from networks that were timed.
+    """Estimates from timed networks.
 
     Examples
     --------
@@ -163,12 +163,12 @@ class Times:
         self.factor, self.overhead = _whole(self.networks)
 
     def layer(self, name: str, shape: Shape, kind: str) -> float:
-        """Return the share of the original's time that a layer is expected to take."""
+        """Return the estimated share of the original's time that a layer takes."""
         found = self.known.get((name, shape, kind))
         return self._fitted(name, shape, kind) if found is None else found
 
     def estimate(self, layers: Mapping[str, tuple[Shape, str]]) -> float:
-        """Return the latency of a network in terms of the original's."""
+        """Return the latency of a network relative to the original's."""
         kernels = sum(self.layer(name, *layer) for name, layer in layers.items())
         return self.factor * kernels + self.overhead
 
@@ -185,7 +185,7 @@ class Times:
 
     @property
     def seen(self) -> set[tuple[str, str]]:
-        """The layers that were timed, by kind of arithmetic."""
+        """The timed layers, by kind of arithmetic."""
         return {(name, kind) for name, _, kind in self.known}
 
     def _fitted(self, name: str, shape: Shape, kind: str) -> float:
@@ -200,7 +200,7 @@ class Times:
         return max(float(_features(shape, largest) @ weights), _LEAST * smallest)
 
     def _by_kind(self, name: str, shape: Shape, kind: str) -> float:
-        """Return the time in another kind, scaled as layers that were timed in both."""
+        """Return the time in another kind, scaled like layers that were timed in both."""
         pairs: dict[str, list[float]] = {}
         for (n, s, k), time in self.known.items():
             if k == kind:
@@ -219,9 +219,9 @@ class Times:
 
 
 def bordering(kind: str, after: str) -> str:
-    """Return a kind of arithmetic, with that of the layer behind where numbers are converted for it.
+    """Return a kind of arithmetic, with that of the next layer if numbers are converted for it.
 
-    What converts them counts to the layer that was executed before.
+    The conversion counts towards the layer that is executed before it.
 
     Examples
     --------
@@ -237,10 +237,10 @@ def own_kind(kind: str) -> str:
 
 
 def _whole(networks: Sequence[Network]) -> tuple[float, float]:
-    """Return factor and constant by which whole networks exceed what their kernels add up to.
+    """Return factor and constant by which whole networks exceed the sum of their kernels.
 
-    The line through networks by medians (Theil and Sen), so that one that was disturbed does not move it. A
-    constant below zero would be noise, and without networks of different sizes there is none to be seen.
+    The line through networks by medians (Theil and Sen), so that a disturbed one does not move it. A
+    negative constant would be noise, and it cannot be determined without networks of different sizes.
     """
     if not networks:
         return 1.0, 0.0
@@ -257,11 +257,11 @@ def _whole(networks: Sequence[Network]) -> tuple[float, float]:
 
 
 def _fit(points: Sequence[tuple[Shape, float]]) -> tuple[Shape, NDArray[np.float64]]:
-    """Fit the time of a layer to the shape of its weight, by least squares with a little ridge."""
+    """Fit the time of a layer to the shape of its weight, by least squares with a small ridge."""
     largest = tuple(max(s[i] for s, _ in points) for i in range(len(points[0][0])))
     rows = np.stack([_features(s, largest) for s, _ in points])
     times = np.array([t for _, t in points])
-    # Where nothing tells otherwise, time is in proportion to the work.
+    # Without other evidence, time is proportional to the work.
     prior = np.array([0.0, 0.0, 0.0, float(times @ rows[:, 3] / (rows[:, 3] @ rows[:, 3]))])
     gram = rows.T @ rows + _RIDGE * len(points) * np.eye(4)
     return largest, prior + np.linalg.solve(gram, rows.T @ (times - rows @ prior))

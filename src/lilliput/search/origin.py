@@ -1,4 +1,4 @@
-"""What findings rest on, as hashes: batches, functions and files that are not the same are noticed.
+"""Hashes of what results depend on, so that changes of batches, functions and files are noticed.
 
 >>> import numpy as np
 >>> digest_of_values([np.zeros(2)]) == digest_of_values([np.zeros(2)])
@@ -24,14 +24,14 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def digest_of_values(values: Any) -> str:
-    """Return a hash of tensors, in whatever tuples, lists and dicts they are."""
+    """Return a hash of tensors in nested tuples, lists and dicts."""
     digest = hashlib.sha256()
     _add(digest, values)
     return digest.hexdigest()
 
 
 def digest_of_function(function: Any) -> str:
-    """Return the name of a function with a hash of what it does; of other callables the name alone."""
+    """Return the name of a function with a hash of its code; only the name for other callables."""
     code = getattr(function, "__code__", None)
     if code is None:
         return str(name_of(function))
@@ -39,7 +39,7 @@ def digest_of_function(function: Any) -> str:
 
 
 def digests_of_files(folder: Path, stem: str) -> dict[str, str]:
-    """Return a hash of each file of a model, which may have its weights beside it."""
+    """Return a hash of each file of a model, whose weights may be in separate files."""
     files = sorted(folder.glob(f"{stem}.*"))
     return {path.name: digest_of(path.read_bytes()) for path in files if path.is_file()}
 
@@ -57,7 +57,7 @@ def _add(digest: Any, value: Any) -> None:
         array = _array(value)
         digest.update(f"{array.dtype} {array.shape};".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
-    else:  # its address would differ from run to run
+    else:  # its address would differ between runs
         digest.update(f"{type(value).__qualname__};".encode())
 
 
@@ -65,12 +65,12 @@ def _array(value: Any) -> Any:
     if not hasattr(value, "detach"):
         return np.asarray(value)
     tensor = value.detach().cpu()
-    # Every narrower float is exact in 64 bits; NumPy does not know all of them.
+    # Every narrower float is exact in 64 bits; NumPy does not support all of them.
     return np.asarray(tensor.double() if tensor.is_floating_point() else tensor)
 
 
 def _described(code: CodeType) -> list[Any]:
-    """Return what a function does, but not where it stands."""
+    """Return what a function does, but not where it is defined."""
     constants = [
         _described(x) if isinstance(x, CodeType) else repr(x)
         for x in code.co_consts

@@ -1,8 +1,8 @@
-"""repair: raise bits and restore channels where it hurts, at the least cost, until a drop is kept.
+"""repair: raise bits and restore channels where it matters, at the least cost, until a drop is met.
 
-A config list that loses too much is taken as the strongest choice of every layer; milder ones are a part of
-its sparsity, eight bits, and floating point. For a bound on the total score, the cheapest choice within it
-is found exactly; the loosest bound at which the real metric is kept is found by bisection.
+A config list that loses too much is taken as the most aggressive choice of every layer; milder ones are a
+part of its sparsity, eight bits, and floating point. For a bound on the total score, the cheapest choice
+within it is found exactly; the loosest bound at which the real metric is met is found by bisection.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from lilliput.search.search import Search
 from lilliput.search.solve import Choice, cheapest
 from lilliput.search.task import Task, Trial
 
-COSTS = ("latency", "bytes", "macs", "params")  # what is paid in
+COSTS = ("latency", "bytes", "macs", "params")  # what is minimized
 _SHARES = (0.25, 0.5, 0.75, 1.0)  # of a sparsity
 
 
@@ -39,33 +39,33 @@ def repair(
     trials: int = 10,
     **others: Any,
 ) -> Found:
-    """Make a config list milder where its layers hurt, until the metric drops no more than allowed.
+    """Make a config list milder where its layers hurt the metric, until it drops no more than allowed.
 
     Parameters
     ----------
     model : torch.nn.Module or keras.Model
-        The trained model, as it was before compression; it is not changed.
+        The trained model before compression; it is not changed.
     config_list : list of dict
-        What loses too much: rules with ``sparsity``, ``quant_bits`` or both, such as
+        The list that loses too much: rules with ``sparsity``, ``quant_bits`` or both, such as
         :attr:`Found.config_list <lilliput.search.result.Found>`.
     drop : float
         Largest acceptable drop of the metric.
     evaluate, data, example_inputs
         See :class:`~lilliput.search.search.Search`.
     folder : path
-        Where the repaired network and the journal are written.
+        Folder for the repaired network and the journal.
     cost : str
-        What is spent as little as possible: ``"latency"``, ``"bytes"``, ``"macs"`` or ``"params"``.
+        The cost to minimize: ``"latency"``, ``"bytes"``, ``"macs"`` or ``"params"``.
     trials : int
-        How many config lists are evaluated at most, 2 or more.
+        The largest number of config lists to evaluate, 2 or more.
     **others
-        Further arguments of :class:`~lilliput.search.search.Search`.
+        Other arguments of :class:`~lilliput.search.search.Search`.
 
     Returns
     -------
     Found
-        :attr:`Found.is_met <lilliput.search.result.Found>` says whether the written file keeps the drop when
-        it is executed; a note of the receipt says so where it does not.
+        :attr:`Found.is_met <lilliput.search.result.Found>` tells whether the written file meets the drop when
+        it is executed; if not, a note of the receipt says so.
 
     Examples
     --------
@@ -107,9 +107,7 @@ def repair(
             f"config_list: the channels of {search.space.narrowed[0]} are removed together, but their rules "
             "have different sparsities; use one sparsity."
         )
-    search.limits[cost] = Limit(
-        cost, math.inf, False
-    )  # it is measured, and there is no limit to it
+    search.limits[cost] = Limit(cost, math.inf, False)  # measured without a limit
     place: Path = make_folder(folder)
     task = search.start(place)
     return search.finish(task, _find(task, cost, task.baseline - drop), place)
@@ -135,7 +133,7 @@ def _choices(rule: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     sparsity: Any = rule.get("sparsity")
     bits: Any = rule.get("quant_bits")
-    # What is no number, or none that a rule can have, stays: the search says what is wrong with it.
+    # Values that are not valid numbers are kept: the search reports what is wrong with them.
     if isinstance(sparsity, (int, float)) and not isinstance(sparsity, bool) and 0 < sparsity < 1:
         shares = [0, *(round(float(sparsity) * share, 6) for share in _SHARES[:-1]), sparsity]
         found["sparsity"] = {"choose": shares}
@@ -154,7 +152,7 @@ def _is_whole(value: Any) -> bool:
 
 
 def _find(task: Task, cost: str, least: float) -> Trial:
-    """Return the cheapest trial that keeps the metric, by bisecting the score that is allowed."""
+    """Return the cheapest trial that meets the metric, by bisecting the allowed score."""
     strongest: Choice = tuple(n - 1 for n in task.space.sizes)
     mildest: Choice = (0,) * len(strongest)
     given = task.trial(strongest)
@@ -164,7 +162,7 @@ def _find(task: Task, cost: str, least: float) -> Trial:
     if best.metric < least:
         raise AlgorithmError(
             f"even the least aggressive choices lose {task.baseline - best.metric:.4g}, more than the drop "
-            f"of {task.baseline - least:.4g} that is allowed."
+            f"of {task.baseline - least:.4g}."
         )
     low, high = task.score(mildest), task.score(strongest)
     while not task.is_exhausted and high > low * 1.01:

@@ -1,4 +1,4 @@
-"""The report of a search: everything that was tried, the Pareto front, and what was chosen."""
+"""The report of a search: all trials, the Pareto front, and the chosen one."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def write_report(
     task : Task
         The search, with its trials.
     best : Trial
-        What was chosen.
+        The chosen trial.
     receipt : Receipt
-        The original against it.
+        The original compared with it.
     folder : Path
-        Where to.
+        The folder to write to.
     points : sequence of mapping
-        More that was tried, such as networks that were trained afterwards.
+        Other results, such as networks that were trained afterwards.
     """
     report = build_report(
         receipt,
@@ -47,7 +47,7 @@ def write_report(
 
 
 def points_of(task: Task) -> list[dict[str, Any]]:
-    """Return what was tried, in the order of the trials."""
+    """Return the trials in order."""
     found = []
     for number, trial in enumerate(task.tried.values(), 1):
         point: dict[str, Any] = {"name": f"trial {number}", "metric": trial.metric}
@@ -61,6 +61,6 @@ def points_of(task: Task) -> list[dict[str, Any]]:
 
 
 def _lists(task: Task) -> list[str]:
-    """Return the config list of each trial, to copy."""
+    """Return the config list of each trial, for copying."""
     rows = enumerate(task.tried.values(), 1)
     return [f"trial {n}: {json.dumps(task.space.config_list(t.choice))}" for n, t in rows]

@@ -1,4 +1,4 @@
-"""What a search has found: a config list, the network, its file, and all that was tried on the way."""
+"""The result of a search: a config list, the network, its file, and all trials."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from lilliput.search.verdict import MET
 
 @dataclass(frozen=True)
 class Found:
-    """The outcome of a search.
+    """The result of a search.
 
     Parameters
     ----------
     config_list : list of dict
         Sparsity and bits of each layer, in one list.
     pruning, quantization : list of dict
-        The same as config lists for the pruner and the quantizer; empty where there is nothing to do.
+        The same as config lists for the pruner and the quantizer; empty if there is nothing to do.
     front : list of dict
-        What was tried and is not worse in everything than something else: ``costs``, ``metric`` and
+        Trials that no other one beats in everything: ``costs``, ``metric`` and
         ``config_list``, the best metric first.
     receipt : Receipt
-        The original's file against the winner's, both executed and timed in the target runtime.
+        The original's file compared with the winner's, both executed and timed in the target runtime.
     model : object
-        The network: cut, and with its quantizer at work.
+        The network: cut, and with its quantizer attached.
     path : Path
         The file of the winner.
     verdict : str
-        Whether that file keeps the budget, by the figures of the receipt: ``"met"``, ``"not met"``, or
-        ``"not shown"`` where the latency was too noisy to tell; the notes there say more.
+        Whether that file meets the budget, by the figures of the receipt: ``"met"``, ``"not met"``, or
+        ``"not shown"`` if the latency was too noisy to decide; the notes there say more.
     """
 
     config_list: list[dict[str, Any]]
@@ -49,11 +49,11 @@ class Found:
 
     @property
     def is_met(self) -> bool:
-        """Whether the file was shown to keep the budget."""
+        """Whether the file was shown to meet the budget."""
         return self.verdict == MET
 
     def explain(self) -> str:
-        """Return, line by line, what was chosen for each layer, its score, and how the budget stands."""
+        """Return, line by line, the choice for each layer, its score, and the state of each budget."""
         return "\n".join(self._lines)
 
     def __str__(self) -> str:
@@ -81,9 +81,9 @@ def _beats(one: Trial, other: Trial) -> bool:
 
 
 def explain(task: Task, best: Trial) -> tuple[str, ...]:
-    """Return what was chosen for each decision, and how each budget stands."""
+    """Return the choice for each decision, and the state of each budget."""
     rows: list[Sequence[str]] = [("decision", "layers", "chosen", "of", "score")]
-    is_prepared = task.is_prepared  # else explaining would take longer than the search was given
+    is_prepared = task.is_prepared  # otherwise explaining could take longer than the search
     for number, (decision, index) in enumerate(zip(task.space.decisions, best.choice, strict=True)):
         shown = ["float" if x is None else str(x) for x in decision.choices]
         names = ", ".join(decision.layers)
@@ -97,7 +97,7 @@ def explain(task: Task, best: Trial) -> tuple[str, ...]:
         estimate = ""
         if is_prepared and name != "average_bits":
             estimate = f", estimated {task.estimate(name, best.choice):.4g}"
-        if math.isinf(bound):  # as little as possible
+        if math.isinf(bound):  # to be minimized
             lines.append(f"{name}: {task.shown(name, value)}{estimate}")
         else:
             lines.append(f"{task.limits[name]}: {value:.4g} of at most {bound:.4g}{estimate}")

@@ -1,4 +1,4 @@
-"""Rules in which a value may be a choice: read them, and report all that is wrong at once."""
+"""Rules in which a value may be a choice: read them, and report all problems at once."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _EXAMPLE = "{'op_types': ['default'], 'sparsity': {'choose': [0, 0.25, 0.5]}}"
 
 @dataclass(frozen=True)
 class ChoiceRule:
-    """One rule: which layers, which alternatives, and what is the same in all of them.
+    """One rule: its layers, its alternatives, and its fixed settings.
 
     Parameters
     ----------
     selecting : dict
         ``op_types``, ``op_names``, ``exclude``.
     choices : dict
-        The alternatives of ``sparsity`` and ``quant_bits``; a single one where the rule gives a value.
+        The alternatives of ``sparsity`` and ``quant_bits``; a single one if the rule has a value.
     others : dict
-        For each of these two, the other keys that go with it.
+        For each of these two, the other keys that belong to it.
     """
 
     selecting: dict[str, Any]
@@ -41,11 +41,11 @@ class ChoiceRule:
     others: dict[str, dict[str, Any]]
 
     def settings(self, key: str) -> dict[str, Any]:
-        """Return the keys that go with a choice."""
+        """Return the keys that belong to a choice."""
         return dict(self.others[key])
 
     def first(self, key: str) -> dict[str, Any]:
-        """Return the rule as an algorithm takes it, with the strongest alternative; or excluding."""
+        """Return the rule for an algorithm, with the most aggressive alternative; or one that excludes."""
         real = [x for x in self.choices.get(key, ()) if x is not None]
         if not real:
             return {**self.selecting, "exclude": True}
@@ -53,7 +53,7 @@ class ChoiceRule:
 
 
 def read_choices(config_list: Any, model: Any, pruner: str, quantizer: str) -> list[ChoiceRule]:
-    """Return the rules of a search, or raise with everything that is wrong with them."""
+    """Return the rules of a search, or raise with all of their problems."""
     backend = backend_of(model)
     known = {"sparsity": one_shot(pruner).rule, "quant_bits": quantizers.get(quantizer).rule}
     raw = _as_list(config_list, backend.name)
@@ -127,7 +127,7 @@ def _read(
 
 
 def _choices(value: Any, place: str, problems: list[Problem]) -> list[Any]:
-    """Return the alternatives of a value; a plain one is the only one."""
+    """Return the alternatives of a value; a plain value is the only one."""
     if not (isinstance(value, Mapping) and "choose" in value):
         return [value]
     listed = value["choose"]
@@ -141,7 +141,7 @@ def _choices(value: Any, place: str, problems: list[Problem]) -> list[Any]:
 
 
 def _faults(rule: Any, known: type[Rule], place: str, value: Any) -> list[Problem]:
-    """Return what an algorithm's own rule says of one alternative."""
+    """Return the problems that an algorithm's own rule reports for one alternative."""
     found = []
     for problem in parse_rules([rule], known).problems:
         path = problem.path.replace("rule 0", place, 1)

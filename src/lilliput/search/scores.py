@@ -1,18 +1,18 @@
-"""What each choice is expected to lose: all layers and choices from one backward per batch.
+"""The expected loss of each choice: for all layers and choices from one backward pass per batch.
 
-To first order, a change ``Δ`` of what a layer computes moves the loss of example ``n`` by
-``e_n = Σ g ⊙ Δ``, with the gradient ``g`` at that place. Two kinds of change are looked at:
+To first order, a change ``Δ`` of a layer's input or output changes the loss of example ``n`` by
+``e_n = Σ g ⊙ Δ``, with the gradient ``g`` there. Two kinds of change are considered:
 
 - rounding a layer's weight and input to fewer bits: ``e_n = g_y · layer(x; Q(W) - W) + g_x · (Q(x) - x)``;
 - removing channels: every layer that reads them reads zeros, ``e_n = -Σ over readers of g_x · x``.
 
-The loss is the log-likelihood of classes that are drawn as the model itself expects them, so that no
+The loss is the log-likelihood of classes sampled from the model's own predictions, so that no
 labels are needed and ``mean(e_n²) / 2`` is the KL divergence of the changed model to second order (the
-Fisher information); models without classes are derived along random combinations of their outputs. Scores
-of one decision never fall from one choice to the next stronger one.
+Fisher information); models without classes are differentiated along random combinations of their outputs.
+Scores of one decision never decrease from one choice to the next more aggressive one.
 
-The sums over all places of a layer are taken before the square, as rounding a weight moves all of them
-together. Other searches square each entry on its own (NVIDIA ModelOpt's AutoQuantize).
+The sums over all positions of a layer are taken before the square, because rounding a weight changes all
+of them together. Other searches square each entry separately (NVIDIA ModelOpt's AutoQuantize).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from lilliput.quantization.ptq import best_scales
 from lilliput.search.space import Space
 
 Array = NDArray[np.float64]
-_UNKNOWN = 1e3  # times the largest score: of choices of layers that no gradient reaches
+_UNKNOWN = 1e3  # times the largest score, for choices of layers that no gradient reaches
 
 
 def find_scores(space: Space, batches: Iterable[Any]) -> list[Array]:
-    """Return for each decision the score of each of its choices; the model is left as it was.
+    """Return the score of each choice of each decision; the model is not changed.
 
     Examples
     --------
@@ -66,7 +66,7 @@ def find_scores(space: Space, batches: Iterable[Any]) -> list[Array]:
 
 
 class _Scores:
-    """What is seen of each decision, example by example."""
+    """The effects of each decision, example by example."""
 
     def __init__(self, space: Space) -> None:
         self.space, self.batches = space, 0
@@ -76,7 +76,7 @@ class _Scores:
         self.changes: dict[tuple[int, int], Tensor] = {}
 
     def watch(self) -> list[Any]:
-        """Attach to all layers that decisions are about."""
+        """Attach to all layers of decisions."""
         handles: list[Any] = []
         watch = self.space.backend.watch_effects
         for number, decision in enumerate(self.space.decisions):
@@ -104,7 +104,7 @@ class _Scores:
                     yield number, pruned
 
     def next_batch(self) -> None:
-        """Square what a batch has shown, example by example."""
+        """Square the effects of a batch, example by example."""
         for key, effects in self.now.items():
             self.squares[key] = self.squares.get(key, 0.0) + float((effects**2).sum())
         for number in {number for number, _ in self.now}:
@@ -114,10 +114,10 @@ class _Scores:
         self.batches += 1
 
     def finish(self) -> list[Array]:
-        """Return the mean squares, never falling within a decision."""
+        """Return the mean squares, not decreasing within a decision."""
         if not self.batches:
             raise AlgorithmError(
-                "data: received no batch, expected a few to compute sensitivities."
+                "data: received no batches, expected a few to compute sensitivities."
             )
         found: list[Array | None] = []
         for number, decision in enumerate(self.space.decisions):
@@ -161,7 +161,7 @@ class _Scores:
         return task
 
     def _change(self, number: int, index: int, layer: Any) -> Tensor:
-        """Return by how much rounding moves a weight."""
+        """Return the change of a weight by rounding."""
         key = (number, index)
         if key not in self.changes:
             held = getattr(layer.module, layer.weight_name)

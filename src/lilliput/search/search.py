@@ -1,4 +1,4 @@
-"""Search: say the goal, and get the config list that meets it.
+"""Search: state the goal, and get the config list that meets it.
 
 >>> import tempfile, torch
 >>> _ = torch.manual_seed(0)
@@ -46,7 +46,7 @@ from lilliput.search.task import Task, Trial
 from lilliput.search.timing import Clock, check_clock
 from lilliput.search.verdict import judge
 
-_SWEEP = 5  # looser budgets that are tried when the drop cannot be kept
+_SWEEP = 5  # looser budgets that are tried if the drop cannot be met
 
 
 class Search:
@@ -60,18 +60,18 @@ class Search:
         Rules of the ordinary config language in which ``sparsity`` and ``quant_bits`` may be
         ``{"choose": [...]}``; None among bits leaves a layer in floating point.
     budget : dict
-        Some of ``latency`` (a share of the original's, or a text such as ``"12 ms"``; in the target
+        Some of ``latency`` (a share of the original's, or a string such as ``"12 ms"``; in the target
         runtime, on this machine, at the batch of the example inputs), ``bytes`` (of the file), ``macs``,
         ``params``, ``average_bits`` (of the weights whose bits are chosen) and ``drop`` (of the metric).
     evaluate : callable
-        ``evaluate(model)`` returns the metric, higher being better. It is called with models in eval mode,
-        which are copies, and with the executed file at the end; Keras models are not compiled: call
+        ``evaluate(model)`` returns the metric, where higher is better. It is called with copies of the
+        model in eval mode, and with the executed file at the end; Keras models are not compiled: call
         ``model(x)`` or ``predict``.
     data : iterable
-        A few batches like those the model will see, without labels or with: sensitivities, recovery and
+        A few batches like those the model will see, with or without labels: sensitivities, recovery and
         calibration use their inputs. They are kept in memory.
     example_inputs : tensor, tuple or dict
-        What the model is called with, with a batch of at least two.
+        Inputs of the model, with a batch of at least two.
     target : str
         The runtime: ``"onnxruntime"``; ``"openvino"`` or ``"executorch"`` for torch models, ``"litert"``
         for Keras models.
@@ -81,23 +81,23 @@ class Search:
     pruner, quantizer : str
         Names of the pruner, which removes channels by their weights, and of the quantizer.
     recover : str
-        What gives back, without training, what pruning took: ``"reconstruct"``, ``"recalibrate"``,
+        How to recover accuracy lost by pruning without training: ``"reconstruct"``, ``"recalibrate"``,
         ``"none"``, or ``"auto"``: the first of them that works on the model. Keras models are not
         reconstructed.
     quantizer_options : dict, optional
         Keyword arguments of the quantizer; ``{"weights": "mse"}`` by default.
     trials : int
-        How many config lists are evaluated at most.
+        The largest number of config lists to evaluate.
     networks : int
-        How many networks are timed for the latency table, where there is a budget of latency.
+        The number of networks to time for the latency table, if there is a latency budget.
     tables : path, optional
         The folder of latency tables, to share them between searches; by default that of the run.
     seed : int
-        For what is drawn.
+        Seed of all random choices.
     executor : concurrent.futures.Executor, optional
-        Where trials are evaluated, several at a time: any executor of PEP 3148, such as a
+        Evaluates several trials at a time: any executor of PEP 3148, such as a
         ``ProcessPoolExecutor`` or Dask's ``Client.get_executor()``. Model, data and ``evaluate`` must be
-        picklable for it. The config list that is found does not depend on it.
+        picklable. The resulting config list does not depend on it.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class Search:
     def run(self, folder: str | os.PathLike[str]) -> Found:
         """Search, and write the winner and the journal into a folder.
 
-        A run that was interrupted, even by a power cut, goes on where it was: call it again with the same
+        An interrupted run, even after a power cut, is resumed: call it again with the same
         folder.
         """
         place = make_folder(folder)
@@ -154,7 +154,7 @@ class Search:
         return self.finish(task, best, place)
 
     def start(self, folder: Path) -> Task:
-        """Return what a strategy works with."""
+        """Return the task for a strategy."""
         maker = self.maker()
         counts = Counts(self.space)
         journal = Journal(folder, self._made_from())
@@ -177,7 +177,7 @@ class Search:
         )
 
     def maker(self) -> Maker:
-        """Return what makes the networks of choices."""
+        """Return the maker of the networks of choices."""
         return Maker(self.space, self.data, self.recover, self.options, self.target)
 
     def __repr__(self) -> str:
@@ -199,7 +199,7 @@ class Search:
         }
 
     def finish(self, task: Task, best: Trial, folder: Path) -> Found:
-        """Write the winner, time it against the original, and return what was found."""
+        """Write the winner, time it against the original, and return the result."""
         space, candidate = self.space, task.candidate(best.choice)
         original = task.maker.write_original(folder, task.journal)
         path = folder / f"model{self.target.suffix}"
@@ -226,7 +226,7 @@ class Search:
         )
 
     def _receipt(self, task: Task, best: Trial, original: Path, path: Path) -> tuple[Receipt, str]:
-        """Return the receipt, with a note of each budget that is not kept, and the verdict."""
+        """Return the receipt, with a note of each budget that is not met, and the verdict."""
         before, after = measure_all(
             [original, path], self.space.example_inputs, names=["original", "found"]
         )
@@ -239,7 +239,7 @@ class Search:
 
 
 def _nearest(task: Task, least: float) -> Trial | None:
-    """Return the trial of the tightest budget, looser than asked, at which the metric is kept."""
+    """Return the trial of the tightest budget, looser than requested, at which the metric is met."""
     for step in range(1, _SWEEP + 1):
         if task.is_exhausted:
             break
@@ -259,7 +259,7 @@ def _check(evaluate: Any, recover: Any, trials: Any, networks: Any) -> None:
         )
     for name, value in (("trials", trials), ("networks", networks)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(f"{name}: received {value!r}, expected a whole number from 1.")
+            raise ConfigError(f"{name}: received {value!r}, expected an integer from 1.")
 
 
 def _check_bits(limits: Mapping[str, Any], space: Space) -> None:

@@ -1,10 +1,10 @@
-"""Choose one alternative of every decision: the least total score within all budgets, exactly.
+"""Choose one alternative of every decision: the smallest total score within all budgets, exactly.
 
-Costs are sums of terms. A term depends on one decision, or on several at once (the parameters of a layer
-depend on the channels that it reads and on those that it makes). With a 0/1 variable ``x[d, i]`` for
+Costs are sums of terms. A term depends on one decision, or on several (the parameters of a layer
+depend on the channels that it reads and on those that it produces). With a 0/1 variable ``x[d, i]`` for
 alternative ``i`` of decision ``d``, a term over several decisions gets a variable ``z[k]`` in [0, 1] for
-each combination ``k``, tied to the others by ``sum of z[k] with k_d = i  =  x[d, i]``. Where all ``x`` are
-0 or 1, exactly one ``z`` of each term is 1, so that this is no approximation.
+each combination ``k``, tied to the others by ``sum of z[k] with k_d = i  =  x[d, i]``. If all ``x`` are
+0 or 1, exactly one ``z`` of each term is 1, so this is exact.
 
 >>> scores = [np.array([0.0, 1.0, 5.0]), np.array([0.0, 3.0])]
 >>> widths = Term((0, 1), np.array([[8.0, 4.0], [4.0, 2.0], [2.0, 1.0]]))  # 8, 4 or 2 times 1 or 1/2
@@ -30,14 +30,14 @@ log = logging.getLogger("lilliput")
 Array = NDArray[np.float64]
 Choice = tuple[int, ...]
 
-_SLACK = 1e-9  # of a budget: what rounding may add to a sum that just fits
+_SLACK = 1e-9  # of a budget: tolerance for rounding of a sum that just fits
 _SECONDS = 120.0
 _OUT_OF_TIME = 1
 
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """A part of a cost: one number for each combination of a few decisions' alternatives.
+    """A part of a cost: one number for each combination of alternatives of a few decisions.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ Budgets = Mapping[str, float]
 
 
 def total(terms: Sequence[Term], choice: Sequence[int]) -> float:
-    """Return what a choice costs.
+    """Return the cost of a choice.
 
     Examples
     --------
@@ -71,14 +71,14 @@ def total(terms: Sequence[Term], choice: Sequence[int]) -> float:
 
 
 def solve(scores: Sequence[Array], costs: Costs, budgets: Budgets) -> Choice | None:
-    """Return the choice with the least total score within all budgets, None if there is none.
+    """Return the choice with the smallest total score within all budgets, or None.
 
     Parameters
     ----------
     scores : sequence of array
-        For each decision what each of its alternatives is expected to lose.
+        The expected loss of each alternative of each decision.
     costs : mapping of str to sequence of Term
-        What is limited.
+        The limited costs.
     budgets : mapping of str to float
         The upper bound of each cost.
     """
@@ -86,7 +86,7 @@ def solve(scores: Sequence[Array], costs: Costs, budgets: Budgets) -> Choice | N
 
 
 def cheapest(scores: Sequence[Array], costs: Costs, name: str, most: float) -> Choice:
-    """Return the choice for which one cost is smallest, of all whose total score is not above a bound.
+    """Return the choice with the smallest value of one cost, among those with a total score within a bound.
 
     Examples
     --------
@@ -100,7 +100,7 @@ def cheapest(scores: Sequence[Array], costs: Costs, name: str, most: float) -> C
 
 
 def nearest_to(scores: Sequence[Array], costs: Costs, budgets: Budgets) -> Choice:
-    """Return the choice that exceeds budgets least: the largest excess, as a share, is the smallest."""
+    """Return the choice that exceeds budgets least, by the largest relative excess."""
     return _known(_Program(scores, costs).run(budgets, with_excess=True))
 
 
@@ -131,7 +131,7 @@ class _Program:
             self._tie(decisions, [sizes[d] for d in decisions])
 
     def run(self, budgets: Budgets, minimize: str = "", with_excess: bool = False) -> Choice | None:
-        """Solve it for the least score, the least of a cost, or the least excess over budgets."""
+        """Minimize the score, a cost, or the excess over budgets."""
         require("scipy", "searching needs pip install 'lilliput[search]'")
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
@@ -193,7 +193,7 @@ class _Program:
                 self._equal([*places, own], [*([1.0] * len(places)), -1.0], 0.0)
 
     def _cost(self, name: str) -> tuple[float, Array]:
-        """Return the constant part of a cost, and the factor of each variable."""
+        """Return the constant part of a cost, and the coefficient of each variable."""
         constant, row = 0.0, np.zeros(self.size)
         for term in self.costs[name]:
             if not term.decisions:
@@ -210,7 +210,7 @@ class _Program:
         self, name: str, budget: float, with_excess: bool
     ) -> tuple[list[int], list[float], float, float]:
         constant, row = self._cost(name)
-        # In shares of the budget, so that all rows are of one size whatever their unit.
+        # As shares of the budget, so that all rows have a similar scale whatever their unit.
         unit = max(abs(budget), abs(constant), float(np.abs(row).max()), 1e-300)
         if with_excess:
             row[self.excess] = -max(abs(budget), 1e-6 * unit)

@@ -1,4 +1,4 @@
-"""What can be chosen: rules with alternatives become decisions, coupled layers one decision.
+"""The search space: rules with alternatives become decisions, coupled layers a single one.
 
 >>> import torch
 >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
@@ -37,14 +37,14 @@ Removed = dict[str, np.ndarray[Any, np.dtype[np.bool_]]]
 
 @dataclass(frozen=True)
 class Decision:
-    """One thing to decide: a sparsity for layers whose channels go together, or the bits of a layer.
+    """One decision: a sparsity for layers with coupled channels, or the bits of a layer.
 
     Parameters
     ----------
     key : str
         ``"sparsity"`` or ``"quant_bits"``.
     layers : tuple of str
-        The layers that it is for.
+        The layers that it applies to.
     choices : tuple
         The alternatives, the mildest first; None among bits leaves a layer in floating point.
     groups : tuple of str
@@ -62,7 +62,7 @@ class Decision:
 
 
 class Space:
-    """All decisions of a search, and the config lists that they can end in.
+    """All decisions of a search, and the config lists that can result.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class Space:
     config_list : list of dict, or path
         Rules in which ``sparsity`` and ``quant_bits`` may be ``{"choose": [...]}``.
     example_inputs : tensor, tuple or dict
-        What the model is called with, with a batch of at least two.
+        Inputs of the model, with a batch of at least two.
     pruner, quantizer : str
         Names of a pruner that removes channels by their weights, and of a quantizer.
     """
@@ -94,7 +94,7 @@ class Space:
         self.decisions: list[Decision] = []
         self.settings: dict[str, dict[str, dict[str, Any]]] = {"sparsity": {}, "quant_bits": {}}
         self.removed: list[list[Removed]] = []  # of each decision by its choices; none for bits
-        # Layers whose channels go together and whose rules have other sparsities than they share.
+        # Layers with coupled channels whose rules have other sparsities than they share.
         self.narrowed: list[str] = []
         self.probe: Any = None
         problems = [*self._add_channels(rules), *self._add_bits(rules)]
@@ -103,12 +103,12 @@ class Space:
 
     @property
     def sizes(self) -> list[int]:
-        """How many alternatives each decision has."""
+        """The number of alternatives of each decision."""
         return [len(decision.choices) for decision in self.decisions]
 
     @property
     def count(self) -> int:
-        """How many config lists there are to choose from."""
+        """The number of possible config lists."""
         return int(np.prod([1, *self.sizes], dtype=object))
 
     def bits_decision(self, layer: str) -> int | None:
@@ -117,7 +117,7 @@ class Space:
         return next((i for i in found if layer in self.decisions[i].layers), None)
 
     def quantized(self, layer: str, bits: Any) -> LayerInfo:
-        """Return a layer with the settings that it has when quantized to so many bits."""
+        """Return a layer with its settings when quantized to this number of bits."""
         settings = {**self.settings["quant_bits"][layer], "quant_bits": bits}
         return replace(self.layers[layer], config=settings)
 
@@ -129,7 +129,7 @@ class Space:
     # -- from choices to config lists ------------------------------------------------------------------
 
     def config_list(self, choice: Sequence[int]) -> list[dict[str, Any]]:
-        """Return what a choice means for each layer, sparsity and bits in one list."""
+        """Return the sparsity and bits of each layer for a choice, in one list."""
         return self._rules(choice, ("sparsity", "quant_bits"))
 
     def pruning(self, choice: Sequence[int]) -> list[dict[str, Any]]:
@@ -161,7 +161,7 @@ class Space:
     # -- from rules to decisions -------------------------------------------------------------------------
 
     def _add_channels(self, rules: Sequence[ChoiceRule]) -> list[Problem]:
-        """Add a decision for each set of layers whose channels go together."""
+        """Add a decision for each set of layers with coupled channels."""
         if not any("sparsity" in rule.choices for rule in rules):
             return []
         try:
@@ -198,7 +198,7 @@ class Space:
         try:
             return Probe(self.pruner, self.model, given, self.example_inputs)
         except ConfigError as error:
-            # The pruner refuses layers that cannot lose channels, even where none are asked for.
+            # The pruner raises for layers that cannot lose channels, even if none are requested.
             kept = [
                 {**rule.selecting, "exclude": True}
                 if rule.choices.get("sparsity") == [0]
@@ -213,7 +213,7 @@ class Space:
                 raise error from None
 
     def _find_removed(self) -> None:
-        """Note which channels each choice removes, as the pruner decides it."""
+        """Record which channels each choice removes, as decided by the pruner."""
         steps = max(self.sizes, default=0)
         self.removed = [[] for _ in self.decisions]
         for step in range(steps):
@@ -257,7 +257,7 @@ def _falling(bits: Any) -> tuple[int, int]:
 
 
 def _chosen(selection: Any) -> Iterable[Any]:
-    """Return the decisions of rules; what an algorithm takes by default is not up for choice."""
+    """Return the decisions of rules, without the default selection of an algorithm."""
     return [d for d in selection.decisions if d.is_chosen and d.rule is not None]
 
 
@@ -271,7 +271,7 @@ def _shared(lists: Sequence[Sequence[float]]) -> list[float]:
 
 
 def _coupled(pruned: Sequence[Any]) -> list[tuple[list[str], list[str]]]:
-    """Return layers and groups that hang together: a layer may make channels of several groups."""
+    """Return connected layers and groups: a layer may produce channels of several groups."""
     sets: list[tuple[set[str], list[str]]] = []
     for each in pruned:
         names, groups = {member.layer.name for member in each.members}, [each.group.name]

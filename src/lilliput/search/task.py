@@ -22,28 +22,28 @@ from lilliput.search.solve import Array, Choice, Term, nearest_to, solve, total
 from lilliput.search.timing import Clock
 
 log = logging.getLogger("lilliput")
-_ROUNDING = 1e-6  # of a limit: what a measured number may exceed it by
-_MEASURED = 4  # networks that are measured for each trial that is allowed, at most
-_ROUNDS = 8  # of solving, measuring, and solving again with what was learned
+_ROUNDING = 1e-6  # of a limit: tolerance for a measured number
+_MEASURED = 4  # networks that are measured per allowed trial, at most
+_ROUNDS = 8  # of solving, measuring, and solving again with corrected estimates
 
 
 class OutOfTimeError(LilliputError):
-    """The time is up: the next step is not started."""
+    """The time is up, so the next step is not started."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One config list that was tried.
+    """One evaluated config list.
 
     Parameters
     ----------
     choice : tuple of int
-        Which alternative of each decision.
+        The chosen alternative of each decision.
     costs : dict
-        ``params``, ``macs``, ``average_bits`` and, where a budget asks for it, ``bytes`` of the file and
-        ``latency`` in terms of the original's, as measured.
+        ``params``, ``macs``, ``average_bits`` and, if a budget needs them, ``bytes`` of the file and
+        ``latency`` relative to the original's, as measured.
     metric : float
-        What the user's evaluation gave.
+        The result of the user's evaluation.
     """
 
     choice: Choice
@@ -57,21 +57,21 @@ class Task:
     Parameters
     ----------
     maker : Maker
-        Makes networks.
+        Creates networks.
     limits : mapping of str to Limit
         The budget.
     evaluate : callable
-        The user's metric of a model, higher being better.
+        The user's metric of a model, where higher is better.
     journal : Journal
-        Keeps what was measured.
+        Stores measurements.
     clock : Clock, optional
-        Times networks, where there is a budget of latency.
+        Times networks, if there is a latency budget.
     networks : int
-        How many networks are timed for the latency table.
+        The number of networks to time for the latency table.
     trials : int
-        How many config lists may be evaluated.
+        The largest number of config lists to evaluate.
     seed : int
-        For strategies that draw numbers.
+        Seed of strategies with random numbers.
     executor : concurrent.futures.Executor, optional
         Evaluates trials.
     """
@@ -93,21 +93,21 @@ class Task:
         self.limits, self.evaluate, self.journal = limits, evaluate, journal
         self.clock, self.networks, self.seed = clock, networks, seed
         self.executor = executor
-        self.deadline: float | None = None  # by the monotonic clock: no trial is begun after it
-        self.end: float | None = None  # later: nothing is begun after it
+        self.deadline: float | None = None  # by the monotonic clock: no trial starts after it
+        self.end: float | None = None  # later: nothing starts after it
         self.allowed, self.tried = trials, dict[Choice, Trial]()
         self.known: dict[Choice, dict[str, float]] = {}  # the real costs of choices
-        self.shift: dict[str, float] = {}  # what measured costs exceeded their estimates by
+        self.shift: dict[str, float] = {}  # excess of measured costs over their estimates
         self._last: tuple[Choice, Candidate] | None = None
 
-    # -- what is known beforehand ------------------------------------------------------------------------
+    # -- known before the search -------------------------------------------------------------------
 
     @cached_property
     def baseline(self) -> float:
         """The metric of the original."""
         held = self.journal.get("baseline")
         if held is None:
-            # A copy: what the function attaches to its model must not reach the user's own.
+            # A copy: what the function attaches to its model must not affect the user's own.
             copied = self.space.backend.copy_model(self.space.model)
             held = evaluated_model(self.evaluate, copied, "the original model")
             self.journal.note("baseline", held)
@@ -139,7 +139,7 @@ class Task:
 
     @cached_property
     def costs(self) -> dict[str, list[Term]]:
-        """The estimated costs of choices, those that the budget limits."""
+        """The estimated costs of choices that the budget limits."""
         found: dict[str, list[Term]] = {}
         if "params" in self.limits:
             found["params"] = self.counts.parameters()
@@ -164,7 +164,7 @@ class Task:
 
     @property
     def limited(self) -> list[str]:
-        """The names of all budgets but the drop of the metric."""
+        """The names of all budgets except the drop of the metric."""
         return [name for name in self.limits if name != "drop"]
 
     @cached_property
@@ -181,7 +181,7 @@ class Task:
                 found[name] = limit.of(self.whole[name])
         return found
 
-    # -- what is estimated -------------------------------------------------------------------------------
+    # -- estimates ---------------------------------------------------------------------------------
 
     def estimate(self, name: str, choice: Sequence[int]) -> float:
         """Return the estimate of a cost, corrected by measurements."""
@@ -199,7 +199,7 @@ class Task:
         return float(sum(x[i] for x, i in zip(self.scores, choice, strict=True)))
 
     def solve(self, looser: float = 1.0) -> Choice | None:
-        """Return the choice of least score that is expected to keep the budgets, or these times a factor."""
+        """Return the choice with the smallest score that is expected to meet the budgets, times a factor."""
         bounds = {
             name: (self.bounds[name] * looser if self.bounds[name] > 0 else self.bounds[name])
             - self.shift.get(name, 0.0)
@@ -217,7 +217,7 @@ class Task:
             if self.keeps(costs, looser):
                 return self.trial(choice)
             self.learn(choice, costs)
-        # Estimates may be too high as well: the smallest network decides whether it can be done.
+        # Estimates may also be too high: the smallest network decides whether it is possible.
         near = nearest_to(self.scores, self.costs, self.bounds)
         return self.trial(near) if self.keeps(self.measure(near), looser) else None
 
@@ -226,11 +226,11 @@ class Task:
         for name in ("bytes", "latency"):
             if name in self.costs:
                 more = costs[name] - total(self.costs[name], choice)
-                # Never less than before: two choices that are both too slow must not alternate.
+                # Never decreased: two choices that are both too slow must not alternate.
                 held = self.shift.get(name)
                 self.shift[name] = more if held is None else max(held, more) + 1e-4 * abs(more)
 
-    # -- what is measured --------------------------------------------------------------------------------
+    # -- measurements ------------------------------------------------------------------------------
 
     def candidate(self, choice: Choice) -> Candidate:
         """Return the network of a choice."""
@@ -269,7 +269,7 @@ class Task:
     def compared(
         self, costs: Mapping[str, float], looser: float = 1.0
     ) -> list[tuple[str, float, float]]:
-        """Return each limited cost as measured, and the most that is allowed."""
+        """Return each limited cost as measured, and its bound."""
         rows = []
         for name in self.limited:
             is_bits = name == "average_bits"
@@ -278,7 +278,7 @@ class Task:
         return rows
 
     def trial(self, choice: Choice) -> Trial:
-        """Measure a choice, the metric included."""
+        """Measure a choice, including the metric."""
         return self.trials([choice])[0]
 
     def trials(self, choices: Sequence[Choice]) -> list[Trial]:
@@ -299,7 +299,7 @@ class Task:
         return self.journal.get(f"metric {_key(choice)}")
 
     def _evaluated(self, choices: Sequence[Choice]) -> Iterator[float]:
-        """Yield metrics in the order of the choices, however the executor orders its work."""
+        """Yield metrics in the order of the choices, whatever the order of the executor."""
         names = [f"the config list {_key(choice)}" for choice in choices]
         if self.executor is None or len(choices) < 2:
             for choice, name in zip(choices, names, strict=True):
@@ -337,7 +337,7 @@ class Task:
         has_table = self.clock is None or self.journal.get("latency") is not None
         return has_table and self.journal.get("scores") is not None
 
-    # -- what cannot be had ------------------------------------------------------------------------------
+    # -- errors ------------------------------------------------------------------------------------
 
     def refuse(self) -> AlgorithmError:
         """Return an error that names the budget that cannot be met and what is achievable."""

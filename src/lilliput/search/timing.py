@@ -1,4 +1,4 @@
-"""Time networks against their original, whole and layer by layer, and fill the latency table with them."""
+"""Time networks against their original, whole and layer by layer, and fill the latency table."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from lilliput.store import digest_of
 
 log = logging.getLogger("lilliput")
 
-_RUNS = 40  # of the whole network and of the original, in turns
+_RUNS = 40  # of the whole network and of the original, alternately
 _SECONDS = 1.5  # for each
 _PROFILED = 15
-_TRIED = 24  # random networks of which the one that shows most is timed
+_TRIED = 24  # random networks of which the most informative one is timed
 
 
 class Clock:
@@ -40,13 +40,13 @@ class Clock:
     Parameters
     ----------
     maker : Maker
-        Makes and writes them.
+        Creates and writes them.
     counts : Counts
-        The shapes that choices lead to.
+        The shapes that result from choices.
     original : Path
         The original's file.
     tables : Path
-        Where latency tables are.
+        The folder of latency tables.
     """
 
     def __init__(self, maker: Maker, counts: Counts, original: Path, tables: Path) -> None:
@@ -65,7 +65,7 @@ class Clock:
 
     @property
     def milliseconds(self) -> float:
-        """The latency of the original, which is timed if that was not done yet."""
+        """The latency of the original, timed on first use."""
         if self.id not in self.table.document.models:
             self.table.begin(self.id, self.compare(self.original)[1])
             self.table.save()
@@ -106,7 +106,7 @@ class Clock:
         }
 
     def kinds(self, layer: str) -> list[str]:
-        """Return in which arithmetic a layer is executed, for each choice of its bits."""
+        """Return the arithmetic in which a layer is executed, for each choice of its bits."""
         number = self.space.bits_decision(layer)
         if number is None:
             return ["float"]
@@ -115,7 +115,7 @@ class Clock:
 
     @cached_property
     def following(self) -> dict[str, str]:
-        """The layer that is executed behind each layer, as the graph has them in order."""
+        """The layer that is executed after each layer, in the order of the graph."""
         owners = {weight: name for name, weight in self.layers.items()}
         read = [
             x.parameter.name
@@ -127,12 +127,12 @@ class Clock:
         return dict(pairwise(order))
 
     def bordered(self, layer: str, kind: str) -> list[str]:
-        """Return a kind of a layer as it is executed, for each choice of the bits of the layer behind."""
+        """Return a kind of a layer as executed, for each choice of the next layer's bits."""
         after = self.following.get(layer)
         return [kind] if after is None else [bordering(kind, x) for x in self.kinds(after)]
 
     def _decision(self, layer: str) -> int | None:
-        """Return the decision on a layer's bits, None if its arithmetic is the same for all choices."""
+        """Return the decision on a layer's bits, or None if its arithmetic is the same for all choices."""
         return self.space.bits_decision(layer) if len(set(self.kinds(layer))) > 1 else None
 
     def shape(self, layer: str, chosen: dict[int, int]) -> Shape:
@@ -158,18 +158,18 @@ class Clock:
     def fill(
         self, networks: int, seed: int = 0, before_each: Callable[[], None] = lambda: None
     ) -> None:
-        """Time networks until so many were timed, each chosen to show layers at new shapes."""
+        """Time networks up to this number, each chosen to show layers at new shapes."""
         rng = np.random.default_rng(seed)
         for done in range(networks):
             choice = self._next(done, rng)
             if done < len(self.times.networks):
-                continue  # an earlier run has timed it; the numbers drawn stay the same
+                continue  # an earlier run has timed it; the random numbers stay the same
             before_each()
             log.info("timing network %d of %d for the latency table", done + 1, networks)
             self.measure(choice, self.maker.draft(choice))
 
     def _next(self, done: int, rng: np.random.Generator) -> Choice:
-        """Return the mildest choice, then the strongest, then random ones that show most."""
+        """Return the mildest choice, then the most aggressive one, then the most informative random ones."""
         sizes = self.space.sizes
         if done < 2:
             return tuple(0 if done == 0 else n - 1 for n in sizes)
@@ -208,7 +208,7 @@ class Clock:
         return two / one, one
 
     def _add(self, choice: Sequence[int], path: Path, ratio: float, milliseconds: float) -> None:
-        """Note what each layer takes."""
+        """Record the time of each layer."""
         from lilliput.export.profile import Profile
 
         profiles = [Profile(x, default_threads()) for x in (self.original, path)]
@@ -239,7 +239,7 @@ class Clock:
 def architecture_of(path: Path) -> str:
     """Return a hash of everything that determines the latency of an ONNX file: all but the trained values.
 
-    Of names only those of layers count, by which the table knows them; others tell how a file was made.
+    Only names of layers count, which the table uses; other names depend on how a file was created.
     """
     import onnx
 
@@ -267,7 +267,7 @@ def architecture_of(path: Path) -> str:
 
 
 def check_clock(target: Target) -> None:
-    """Refuse a runtime whose layers cannot be timed."""
+    """Raise for a runtime whose layers cannot be timed."""
     if target.runtime != "onnxruntime":
         raise ConfigError(
             f"budget: latency: {target.title} does not report the time of its layers; expected target "
@@ -276,9 +276,9 @@ def check_clock(target: Target) -> None:
 
 
 def kind_of(bits: Any, group_size: int | None = None) -> str:
-    """Return in which arithmetic ONNX Runtime executes a layer of so many bits.
+    """Return the arithmetic in which ONNX Runtime executes a layer of this number of bits.
 
-    Weights of fewer than eight bits are stored and multiplied as eight, unless groups of them share scales.
+    Weights of fewer than eight bits are stored and multiplied as eight, unless they have scales per group.
 
     Examples
     --------
@@ -295,7 +295,7 @@ def kind_of(bits: Any, group_size: int | None = None) -> str:
 
 
 def _stacked(parts: Sequence[Sequence[Term]], number: int | None) -> list[Term]:
-    """Return terms that depend on one more decision, if there is one, given those of each choice."""
+    """Return terms that depend on one more decision, if any, given those of each choice."""
     if number is None:
         return list(parts[0])
     keys = dict.fromkeys(term.decisions for part in parts for term in part)

@@ -26,12 +26,12 @@ class Verdict:
 
     @property
     def word(self) -> str:
-        """``"met"``, ``"not met"``, or ``"not shown"`` where only a measurement was too noisy."""
+        """``"met"``, ``"not met"``, or ``"not shown"`` if only a measurement was too noisy."""
         return NOT_MET if self.missed else NOT_SHOWN if self.unknown else MET
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """All of it, for the receipt."""
+        """Both, for the receipt."""
         return self.missed + self.unknown
 
 
@@ -45,9 +45,9 @@ def judge(
     task : Task
         The search, with its limits.
     costs : mapping
-        What was counted and measured while searching.
+        Costs counted and measured in the search.
     before, after : Figures
-        The original's file and the new one, timed in turns, with their metrics.
+        The original's file and the new one, timed alternately, with their metrics.
     drop : float, optional
         Largest acceptable drop of the metric.
     """
@@ -74,7 +74,7 @@ def judge(
 
 
 def _latency(task: Task, before: float, after: float) -> float:
-    """Return a latency in the unit of its bound: that of the original when it was timed first."""
+    """Return a latency relative to the same reference as its bound: the original when first timed."""
     if task.limits["latency"].is_share or task.clock is None:
         return after / before
     return after / task.clock.milliseconds

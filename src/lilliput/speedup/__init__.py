@@ -1,1 +1,1 @@
-"""From masks to smaller layers: which channels belong together, and cutting them out exactly."""
+"""From masks to smaller layers: find channels that belong together, and cut them out exactly."""

@@ -1,4 +1,4 @@
-"""Which channels of a model can be removed, and what goes with each of them."""
+"""Find the channels of a model that can be removed, and what is removed with each of them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from lilliput.graph.groups import ChannelGroups
 
 
 def channel_groups(model: Any, example_inputs: Any = None) -> ChannelGroups:
-    """Return which channels of a model can be removed, and what goes with each of them.
+    """Return which channels of a model can be removed, and what is removed with each of them.
 
     Parameters
     ----------
     model : torch.nn.Module or keras.Model
         A model that runs on the example inputs; a Keras model has to be built. It is only read.
     example_inputs : tensor, tuple, dict or structure of arrays, optional
-        What the model is called with, with a batch of at least two. Keras needs it for subclassed
-        models alone, and to count operations where a model leaves sizes open.
+        Inputs of the model, with a batch of at least two. Keras needs it only for subclassed
+        models, and to count operations if a model has dynamic sizes.
 
     Examples
     --------

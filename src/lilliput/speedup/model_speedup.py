@@ -15,21 +15,21 @@ from lilliput.speedup.shrink import speedup
 class ModelSpeedup:
     """Shrink a plain model according to masks that a pruner exported.
 
-    Masks that cover only filters are completed, as in ``speedup(..., extend_masks=True)``.
+    Masks that cover only filters are extended, as in ``speedup(..., extend_masks=True)``.
 
     Parameters
     ----------
     model : torch.nn.Module
         The model; :meth:`speedup_model` changes it in place.
     dummy_input : tensor, tuple or dict
-        What the model is called with, with a batch of at least two.
+        Inputs of the model, with a batch of at least two.
     masks_file : path or dict
         A file written by ``export_model(mask_path=...)``, a mapping of names such as
         ``'conv1.weight_mask'`` to tensors, or NNI's ``{'conv1': {'weight': mask, 'bias': mask}}``.
     map_location : optional
-        Where to load the masks to.
+        Where to load the masks.
     batch_dim, confidence : int
-        Accepted for code written for NNI; nothing here depends on them.
+        Accepted for code written for NNI, but unused.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ModelSpeedup:
         """Shrink the model and return it; ``self.result`` has the report."""
         try:
             self.result = self._cut(allow_graph=False)
-        except UnsupportedModelError:  # parts have to be captured: a copy shows if it is all of it
+        except UnsupportedModelError:  # parts or all of it must be captured
             self.result = self._cut(inplace=False)
             if self.result.kind != "graph":
                 self.result = self._cut()

@@ -1,4 +1,4 @@
-"""What can be removed from a model and what cannot, before anything is cut."""
+"""Report what can be removed from a model and what cannot, before anything is cut."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from lilliput.tables import html_table
 
 @dataclass(frozen=True, eq=False)
 class Preflight:
-    """A report on a model; ``print`` it.
+    """A report on a model; ``print`` shows it.
 
     Attributes
     ----------
     groups : ChannelGroups
-        What can be removed together, and what stays for which reason.
+        The channels that can be removed together, and those that are kept, with the reason.
     masked : dict
-        Per group, which units are zero in all their slices by now, so that speedup would cut them.
+        Per group, the units whose slices are all zero, so that speedup would cut them.
     """
 
     groups: ChannelGroups
@@ -77,10 +77,10 @@ def preflight(model: Any, example_inputs: Any = None) -> Preflight:
     Parameters
     ----------
     model : torch.nn.Module or keras.Model
-        A model, with or without a pruner on it; a Keras model has to be built.
+        A model, with or without a pruner; a Keras model has to be built.
     example_inputs : tensor, tuple, dict or structure of arrays
-        What the model is called with. A Keras model needs it only if it is a subclassed one, or where its
-        inputs leave sizes open.
+        Inputs of the model. A Keras model needs it only if it is subclassed, or if its
+        inputs have dynamic sizes.
 
     Examples
     --------

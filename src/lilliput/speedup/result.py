@@ -1,4 +1,4 @@
-"""What a shrinking gave: the model, how it was reached, and what it is worth."""
+"""The result of shrinking: the model, its plan, and the gains."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ _MOST_WIDTHS = 6  # in one line
 
 @dataclass(frozen=True, eq=False)
 class SpeedupResult:
-    """A shrunk model with its report; ``print`` it.
+    """A shrunk model with its report; ``print`` shows it.
 
     Attributes
     ----------
     model : torch.nn.Module or keras.Model
-        The shrunk model: the one that was given, changed in place, unless ``inplace`` was False, ``kind``
-        is ``'graph'``, or a Keras model is of a class with a constructor of its own.
+        The shrunk model: the given one, changed in place, unless ``inplace`` was False, ``kind``
+        is ``'graph'``, or a Keras model is of a class with its own constructor.
     kind : str
         ``'module'``, ``'mixed'`` (some submodules run as captured graphs) or ``'graph'``; a Keras model
-        is always one of layers, ``'module'``.
+        is always ``'module'``.
     plan : Plan
         How to shrink a model of the same class in the same way.
     cuts : tuple of Cut
-        Which indices of which tensors stayed.
+        The indices of tensors that were kept.
     error : float
         Largest relative difference to the masked model's output, in double precision if possible.
     parameters, macs : tuple of int
         Trained weights, and multiplications of one call on the example inputs (of a batch of one if
         there are none); before and after.
     removed : dict
-        Per group: units removed and units there were.
+        Per group: units removed, and units before.
     remembered : dict
-        Widths that modules remember without computing with them (``num_features``): before and after.
+        Widths stored as attributes that modules do not compute with (``num_features``): before and after.
     notes : tuple of str
-        What a reader should know.
+        Notes for the user.
     receipt : Receipt
-        Before → after, with the time that both take here; that of a Keras model is measured when it is
-        first asked for.
+        Before → after, with the latency of both here; for a Keras model it is measured on first
+        access.
     """
 
     model: Any
@@ -58,7 +58,7 @@ class SpeedupResult:
     seconds: float
     remembered: dict[str, tuple[int, int]]
     notes: tuple[str, ...]
-    source: dict[str, list[int]]  # names and shapes of the tensors there were
+    source: dict[str, list[int]]  # names and shapes of the original tensors
     example_inputs: Any
     _take_receipt: Callable[[], Receipt]
 
@@ -69,16 +69,16 @@ class SpeedupResult:
 
     @property
     def cuts(self) -> tuple[Cut, ...]:
-        """Which indices of which tensors stayed."""
+        """The indices of tensors that were kept."""
         return self.plan.cuts
 
     @cached_property
     def receipt(self) -> Receipt:
-        """Before → after, with the time that both take here."""
+        """Before → after, with the latency of both here."""
         return self._take_receipt()
 
     def save(self, folder: str | Path, *, compact: bool = False) -> None:
-        """Write the model as it is now into a folder, for :func:`lilliput.torch.load`.
+        """Write the current model into a folder, for :func:`lilliput.torch.load`.
 
         With ``compact``, it is one file, as small as possible; see :func:`lilliput.torch.save`.
         """

@@ -62,13 +62,13 @@ class _Document(Strict):
     graphs: list[str]
     any_size: bool
     inputs: JsonValue
-    tensors: ModelFile | None = None  # none in a compact file, which holds them itself
+    tensors: ModelFile | None = None  # None in a compact file, which contains them
 
 
 def save_shrunk(
     model: Any, plan: Plan, source: dict[str, list[int]], inputs: Any, folder: str | Path
 ) -> None:
-    """Write a shrunk model; the JSON comes last, so a crash leaves the old folder or the new one."""
+    """Write a shrunk model; the JSON is written last, so a crash leaves the old folder or the new one."""
     part: Replay = part_for(model, "replay")
     data = backend_of(model).dump_tensors(part.saved_tensors(model))
     file = file_of(ModelFile, data)
@@ -117,17 +117,17 @@ def _document(
 
 
 def load(model: Any, folder: str | Path) -> Any:
-    """Load the weights of a file, or shrink a model as the saved one was and load its weights.
+    """Load the weights of a file, or shrink a model like the saved one and load its weights.
 
     The model is changed in place and returned, as by :func:`speedup`; one that was saved as a captured
-    graph is returned as a new module. If anything does not fit, the model stays as it was.
+    graph is returned as a new module. If anything does not fit, the model is not changed.
 
     Parameters
     ----------
     model : torch.nn.Module or keras.Model
         A model of the same class and sizes as the one that was shrunk; its weights do not matter.
     folder : str or path
-        What :meth:`SpeedupResult.save` wrote, or a file that :func:`save` wrote.
+        Written by :meth:`SpeedupResult.save`, or a file written by :func:`save`.
 
     Examples
     --------
@@ -175,8 +175,8 @@ def _read_folder(model: Any, folder: Path) -> tuple[_Document, dict[str, Any]]:
 
 
 def _read_file(model: Any, path: Path) -> tuple[_Document, dict[str, Any]] | None:
-    """Return the plan and the tensors of a compact file, None if it has no plan."""
-    # A shrunk model is smaller than the one it is made from; a captured graph may hold some more.
+    """Return the plan and the tensors of a compact file, or None if it has no plan."""
+    # A shrunk model is smaller than its original; a captured graph may have a few more tensors.
     if not has_plan(path):
         return None
     backend = backend_of(model)
@@ -191,7 +191,7 @@ def _read_file(model: Any, path: Path) -> tuple[_Document, dict[str, Any]] | Non
 
 
 def _describe(model: Any, inputs: Any, is_needed: bool) -> JsonValue:
-    """Return example inputs as data: shapes and types of tensors, anything else as it is."""
+    """Return example inputs as data: shapes and types of tensors, other values unchanged."""
     if inputs is None:
         return None
     part: Replay = part_for(model, "replay")
@@ -223,7 +223,7 @@ def _describe_one(value: Any, part: Replay) -> Any:
 
 
 def _restore(model: Any, inputs: Any) -> Any:
-    """Return inputs like those that were described; numbers in them do not matter."""
+    """Return inputs like those that were described, with arbitrary numbers."""
     part: Replay = part_for(model, "replay")
     try:
         args = tuple(_restore_one(x, part) for x in inputs["args"])

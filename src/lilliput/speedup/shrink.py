@@ -1,4 +1,4 @@
-"""Cut masked channels out of a model, in whatever framework it is written."""
+"""Cut masked channels out of a model of any framework."""
 
 from __future__ import annotations
 
@@ -29,32 +29,33 @@ def speedup(
 ) -> SpeedupResult:
     """Cut masked channels out of a model, in place, and check that its outputs stay the same.
 
-    Compressors leave the model. Its weights become smaller tensors: a torch module keeps its layers and
-    parameters, a Keras model gets new layers of the same names and has to be compiled again to train.
+    Compressors are detached from the model. Its weights become smaller tensors: a torch module keeps its
+    layers and parameters, a Keras model gets new layers of the same names and has to be compiled again to
+    train.
 
     Parameters
     ----------
     model : torch.nn.Module or keras.Model
-        A model under a structured pruner, or one that such a pruner has left. A Keras model is a
-        Functional or Sequential one, in which others may be nested.
+        A model with a structured pruner, attached or stripped. A Keras model must be
+        Functional or Sequential, possibly with nested models.
     example_inputs : tensor, tuple, dict or structure of arrays
-        What the model is called with, with a batch of at least two. A Keras model needs it only where its
-        inputs leave sizes open; otherwise random numbers are drawn.
+        Inputs of the model, with a batch of at least two. A Keras model needs it only if its
+        inputs have dynamic sizes; otherwise random numbers are used.
     optimizer : torch.optim.Optimizer, optional
-        Its record of the parameters (momentum and similar) is cut along, so that training goes on;
-        by default the one that the pruner was given. Torch only.
+        Its state (momentum and similar) is cut along with the parameters, so that training can continue;
+        by default the optimizer of the pruner. Torch only.
     masks : path, or mapping of str to array, optional
         A file written by ``export_model(mask_path=…)``, or masks by parameter or variable,
-        ``{'conv1.weight': tensor of 0 and 1, …}``, in place of those that pruners hold on the model.
+        ``{'conv1.weight': tensor of 0 and 1, …}``, instead of those of attached pruners.
     extend_masks : bool
-        Also remove channels for which only the filters are masked. What they still gave to later
+        Also remove channels for which only the filters are masked. Their remaining effect on later
         layers (norm shifts, activations of zero) is lost: the result differs from the masked model,
-        and is checked against the model with these masks completed.
+        and is compared with the model with extended masks.
     allow_graph : bool
         Whether parts that cannot be expressed in the user's code may be replaced by captured graphs
         (torch).
     inplace : bool
-        Change the given model. If not, it stays as it is, under its pruners, and ``result.model`` is a
+        Change the given model. Otherwise, it is not changed and keeps its pruners, and ``result.model`` is a
         new one.
 
     Returns
@@ -104,7 +105,7 @@ def _later(made: Shrunk) -> Callable[[], Receipt]:
 
 
 def _known(receipt: Receipt) -> Callable[[], Receipt]:
-    """Return what gives a receipt, without holding on to the larger model."""
+    """Return a function that returns a receipt, without keeping the larger model alive."""
     return lambda: receipt
 
 

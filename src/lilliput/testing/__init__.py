@@ -11,8 +11,8 @@ Inside a test suite, one test per check reads better::
     def test_my_pruner_conforms(check):
         check(Subject(MyPruner))
 
-These names are for torch models; :mod:`lilliput.testing.keras` has the same ones for Keras models. A name
-is loaded when it is first used, so that nobody imports a framework that he does not use.
+These names are for torch models; :mod:`lilliput.testing.keras` has the same ones for Keras models. Names
+are loaded on first use, so that a framework is only imported if it is used.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from lilliput.testing.checks_saving import SAVING_CHECKS
 from lilliput.testing.expect import ConformanceError, Report
 from lilliput.testing.subject import Check, Subject
 
-# What is asked of pruners and quantizers on every framework.
+# The checks of pruners and quantizers on every framework.
 SHARED_CHECKS: dict[str, tuple[Check, ...]] = {
     "pruner": (*PRUNER_CHECKS, *COMMON_CHECKS, *SAVING_CHECKS),
     "quantizer": (*QUANTIZER_CHECKS, *COMMON_CHECKS, *SAVING_CHECKS),
@@ -33,7 +33,7 @@ def run_checks(subject: Subject, kind: str, checks: Iterable[Check], skip: Seque
         start = time.perf_counter()
         try:
             check(subject)
-        except Exception as error:  # whatever an author's code raises is a finding
+        except Exception as error:  # any error of an author's code is a finding
             report.failures[name] = error
         report.seconds[name] = time.perf_counter() - start
     if report.failures:

@@ -18,7 +18,7 @@ def check_strip_restores_model(subject: Subject) -> None:
     lab = subject.lab
     for model in subject.models():
         optimizer = lab.optimizer(model)
-        lab.use(model, optimizer)  # what is made at the first use belongs to the model
+        lab.use(model, optimizer)  # objects created on first use belong to the model
         anatomy = Anatomy(lab, model, optimizer)
         compressor = subject.compress(model, optimizer)
         expect_finite(lab.use(model, optimizer, compressor), f"predictions of {name_of(model)}")
@@ -44,7 +44,7 @@ def check_compressing_again_changes_nothing(subject: Subject) -> None:
     compressor.strip()
     compressor.compress()
     expect(list(lab.weights(model)) == keys, "strip() and compress() changed the model's keys.")
-    if subject.cls.kind == "pruner":  # quantizing twice may well round twice
+    if subject.cls.kind == "pruner":  # quantizing twice may round twice
         expect_close(lab.outputs(model), before, "outputs after strip() and compress()")
 
 
@@ -55,7 +55,7 @@ def check_bad_config(subject: Subject) -> None:
         "an unknown layer type": subject.rules(op_types=["Conv9d"]),
         "an unknown layer name": subject.rules(op_names=["no.such.layer"]),
         "an empty list": [],
-        "a rule that is no dict": [5],
+        "a rule that is not a dict": [5],
     }
     if subject.cls.validate_config is Compressor.validate_config:
         bad["an unknown key"] = subject.rules(no_such_key=1)
@@ -94,7 +94,7 @@ def check_repeated_updates(subject: Subject) -> None:
 
 @seeded
 def check_models_compute_with_compressed_weights(subject: Subject) -> None:
-    """Each kind of model gives the outputs of a plain model with the weights that its layers show."""
+    """Each kind of model has the outputs of a plain model with the weights that its layers expose."""
     others = ("attention", "recurrent", "tied")
     for model in subject.models(*(kind for kind in subject.lab.SPECIMENS if kind not in others)):
         _check_against_twin(subject, model)
@@ -102,7 +102,7 @@ def check_models_compute_with_compressed_weights(subject: Subject) -> None:
 
 @seeded
 def check_attention(subject: Subject) -> None:
-    """Attention uses compressed weights, also in its fast paths."""
+    """Attention uses compressed weights, including its fast paths."""
     for model in subject.models("attention"):
         _check_against_twin(subject, model)
 
@@ -134,7 +134,7 @@ def check_tied_weights(subject: Subject) -> None:
 
 
 def _check_against_twin(subject: Subject, model: Model) -> Compressor:
-    """Compare a model with a plain one that holds the weights it shows, in both modes."""
+    """Compare a model with a plain one that has the weights it exposes, in both modes."""
     lab = subject.lab
     optimizer = lab.optimizer(model)
     anatomy = Anatomy(lab, model)
@@ -149,7 +149,7 @@ def _check_against_twin(subject: Subject, model: Model) -> Compressor:
 
 @seeded
 def check_layers_know_of_training(subject: Subject) -> None:
-    """Layers are told whether a call is a training call, even where the model itself is not."""
+    """Layers receive whether a call is a training call, even if the model itself does not."""
     lab = subject.lab
     for model in subject.models("mlp", "nested", "subclassed", "untold"):
         optimizer, compressor = subject.set_up(model)
@@ -206,7 +206,7 @@ def _expect_collected(lab: Lab, model: Model, compressor: Compressor, when: str)
 def check_training_in(
     subject: Subject, model: Model, stored: str, computed: str, optimizer: Any
 ) -> None:
-    """Compress and train a model of another precision, which keeps the dtypes it has."""
+    """Compress and train a model of another precision, which keeps its dtypes."""
     lab, where = subject.lab, f"{name_of(model)} in {computed}"
     anatomy = Anatomy(lab, model)
     wanted = lab.outputs(model).dtype

@@ -36,7 +36,7 @@ _STEPS = 2
 
 
 def _rules(first: str, last: str, *others: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a comparison by each loss: of the outputs, of the same as features, and of layers before."""
+    """Return a comparison for each loss: of the outputs, of the outputs as features, and of early layers."""
     return [
         {"temperature": _TEMPERATURE, "weight": _WEIGHTS["(model)"]},
         {"op_names": [first], "loss": "cosine"},
@@ -57,29 +57,29 @@ def check_together(
     """Check a pruner and a quantizer together on one model that is distilled from a teacher.
 
     A small network is pruned, quantized and trained for two steps with a distiller that compares it with
-    the original, by each of its losses. What is masked must be exactly zero in what the layers compute
-    with, quantized weights must lie on their grid, the teacher must compute bit for bit what the model
-    did before, its distance must be the formula's and have a gradient, and what ``strip()`` leaves must
-    be a plain model with the same outputs.
+    the original, by each of its losses. Masked weights must be exactly zero in what the layers use,
+    quantized weights must be on their grid, the teacher must compute bit by bit the same as the model
+    before, its distance must match the formula and have a gradient, and ``strip()`` must leave
+    a plain model with the same outputs.
 
     Parameters
     ----------
     pruner, quantizer : Subject
-        The two classes, with the settings to test them with.
+        The two classes, with their test settings.
     kinds : sequence of str
-        On which test models: 'cnn', whose activations are quantized too, and 'mlp', of which only weights
-        are. Those in which one of the two finds nothing to compress are left out.
+        The test models: 'cnn', whose activations are quantized too, and 'mlp', where only weights
+        are. Models in which one of the two finds nothing to compress are skipped.
 
     Returns
     -------
     str
-        Why the two refuse to work together, empty if they work. A refusal is a LilliputError; the model
-        must then be made of what it was made of before.
+        Why the two refuse to work together, or an empty string. A refusal is a LilliputError; the model
+        must then have the same parts as before.
 
     Raises
     ------
     ConformanceError
-        Says which promise is broken.
+        With the broken promise.
 
     Examples
     --------
@@ -107,9 +107,9 @@ class Trio:
     Parameters
     ----------
     pruning, quantizing : Subject
-        What to compress it with.
+        The compressors.
     kind : str
-        Which test model.
+        The kind of test model.
     """
 
     def __init__(self, pruning: Subject, quantizing: Subject, kind: str) -> None:
@@ -118,10 +118,10 @@ class Trio:
         self.lab = lab = pruning.lab
         self.model = lab.SPECIMENS[kind]()
         self.optimizer = lab.optimizer(self.model)
-        lab.train(self.model, self.optimizer, 1)  # so that the optimizer remembers all weights
+        lab.train(self.model, self.optimizer, 1)  # so that the optimizer has state for all weights
         self.anatomy = Anatomy(lab, self.model, self.optimizer)
         self.original = lab.outputs(self.model)
-        # Made before the others, so that its teacher is the original; at work after them.
+        # Created before the others, so that its teacher is the original; attached after them.
         self.distiller = Distiller(self.model, _RULES[kind], self.optimizer)
         self.pruner: Any = None
         self.quantizer: Any = None
@@ -178,7 +178,7 @@ class Trio:
 
     @property
     def _holds_zeros(self) -> bool:
-        """Whether pruned weights stay pruned, and are zero in the raw weights too."""
+        """Whether pruned weights stay pruned, and are zero in the raw weights, too."""
         return not (self.pruner.regrows or self.pruner.computes_weights)
 
     def _masked(self) -> list[Entry]:
@@ -256,7 +256,7 @@ class Trio:
 
 
 def expect_on_grid(lab: Lab, quantizer: Any, entry: Entry, where: str) -> None:
-    """Expect a layer to compute with whole multiples of its scales; without these, with few values."""
+    """Expect a layer to use integer multiples of its scales; without scales, few values."""
     found = quantizer.qparams(entry.wrapper, QuantType.WEIGHT)
     what = f"{where}, {entry.label}"
     if found is None:
@@ -274,7 +274,7 @@ def expect_on_grid(lab: Lab, quantizer: Any, entry: Entry, where: str) -> None:
 
 
 def _spread(values: Array, shape: tuple[int, ...], grid: Any) -> Array:
-    """Return scales in a shape that divides a weight."""
+    """Return scales in a shape that broadcasts with a weight."""
     if grid.axis is None:
         return values
     if grid.group_size is not None:

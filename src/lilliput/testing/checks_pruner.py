@@ -26,7 +26,7 @@ def check_masks(subject: Subject) -> None:
         compressor = subject.compress(model)
         expect(compressor.get_modules_wrapper(), f"no layer of {name_of(model)} is wrapped.")
         for entry in entries(lab, compressor, with_bias=True):
-            lab.write(entry.weight, np.full_like(entry.raw, 0.25))  # so that what is kept shows
+            lab.write(entry.weight, np.full_like(entry.raw, 0.25))  # makes kept weights visible
         for entry in entries(lab, compressor, with_bias=True):
             if entry.mask is None:
                 continue
@@ -37,7 +37,7 @@ def check_masks(subject: Subject) -> None:
             is_held = lab.holds(model, entry.mask_tensor)
             expect(is_held, f"{label} is not part of the model, or is trained with it.")
             what = f"{entry.label} as its layer sees it"
-            if subject.cls.computes_weights:  # of what is kept, too
+            if subject.cls.computes_weights:  # kept weights are computed, too
                 expect_zero(entry.seen[entry.mask == 0], what)
             else:
                 expect_equal(entry.seen, entry.raw * entry.mask, what)
@@ -45,9 +45,9 @@ def check_masks(subject: Subject) -> None:
 
 @seeded
 def check_exact_sparsity(subject: Subject) -> None:
-    """Each layer loses exactly ``round(n * sparsity)`` weights, however many are equal.
+    """Each layer loses exactly ``round(n * sparsity)`` weights, even with ties.
 
-    Where whole channels go, they are what is counted, and one of them stays.
+    For whole channels, channels are counted, and at least one is kept.
     """
     key = subject.sparsity_key
     if key is None or not subject.cls.exact_sparsity:
@@ -101,16 +101,16 @@ _FILLS: dict[str, Callable[[Array], Array]] = {
 
 @seeded
 def check_pruned_weights_stay_zero(subject: Subject) -> None:
-    """Neither momentum from before, nor weight decay, nor Adam moves a pruned weight."""
+    """Neither earlier momentum, nor weight decay, nor Adam moves a pruned weight."""
     if subject.cls.regrows:
         return
     lab = subject.lab
     for name, kinds in (("sgd", lab.LAYER_KINDS), ("adamw", lab.FEW)):
         for model in subject.models(*kinds):
             optimizer = lab.optimizer(model, name)
-            lab.train(model, optimizer, lab.STEPS)  # so that the optimizer remembers all weights
+            lab.train(model, optimizer, lab.STEPS)  # gives the optimizer state for all weights
             compressor = subject.compress(model, optimizer)
-            if compressor.optimizer is None:  # nobody can make this one forget its momentum
+            if compressor.optimizer is None:  # its momentum cannot be reset
                 optimizer = lab.optimizer(model, name)
             watch = Watch(lab, compressor)
             for step in range(2 * lab.STEPS):
@@ -130,7 +130,7 @@ def check_failing_calc_mask_leaves_model_alone(subject: Subject) -> None:
     anatomy = Anatomy(lab, model, optimizer)
     compressor = subject.build(model, optimizer)
     if compress_with_fault(compressor, model):
-        # A pruner that was given an optimizer may watch the training until strip().
+        # A pruner with an optimizer may observe the training until strip().
         anatomy.expect_same("after calc_mask failed", hooks=False)
         if compressor.bound_model is not None:
             compressor.strip()
@@ -151,7 +151,7 @@ def check_failing_calc_mask_leaves_model_alone(subject: Subject) -> None:
 
 @seeded
 def check_compress_works_after_a_failure(subject: Subject) -> None:
-    """Once the cause of a failure is gone, compress() does the whole job."""
+    """Once the cause of a failure is removed, compress() does the whole job."""
     lab, model = subject.lab, subject.model()
     compressor = subject.build(model)
     reference = lab.like(model)
@@ -167,14 +167,14 @@ def check_compress_works_after_a_failure(subject: Subject) -> None:
 
 @seeded
 def check_quantizing_keeps_zeros(subject: Subject) -> None:
-    """A quantizer on top leaves pruned weights at exactly zero, also while training."""
+    """A quantizer on top keeps pruned weights at exactly zero, also in training."""
     lab = subject.lab
     for model in subject.models("cnn", "mlp"):
         optimizer = lab.optimizer(model)
         lab.train(model, optimizer, 1)
         anatomy = Anatomy(lab, model, optimizer)
         pruner = subject.compress(model, optimizer)
-        if pruner.optimizer is None:  # nobody can make this one forget its momentum
+        if pruner.optimizer is None:  # its momentum cannot be reset
             optimizer = lab.optimizer(model)
         pruned = {e.label: e.pruned for e in entries(lab, pruner)}
         quantizer = NaiveQuantizer(model, [{"quant_bits": 4}], optimizer)
@@ -211,7 +211,7 @@ def check_pruning_again(subject: Subject) -> None:
 
 @seeded
 def check_strip_keeps_outputs(subject: Subject) -> None:
-    """The plain model after strip() gives the same outputs as the pruned one."""
+    """The plain model after strip() has the same outputs as the pruned one."""
     lab = subject.lab
     for model in subject.models():
         anatomy = Anatomy(lab, model)
@@ -219,7 +219,7 @@ def check_strip_keeps_outputs(subject: Subject) -> None:
         for is_loaded in (False, True):
             if is_loaded:
                 compressor.compress()
-                anatomy.write(anatomy.values)  # what is behind the masks is no longer zero
+                anatomy.write(anatomy.values)  # weights behind the masks are no longer zero
             before = lab.outputs(model)
             compressor.strip()
             expect_close(lab.outputs(model), before, f"outputs of {name_of(model)} after strip()")

@@ -28,7 +28,7 @@ from lilliput.testing.subject import Check, Subject, seeded
 
 @seeded
 def check_levels(subject: Subject) -> None:
-    """A layer computes with at most ``2**bits`` different weights."""
+    """A layer uses at most ``2**bits`` different weights."""
     if not subject.has_bits or not subject.cls.counts_levels:
         return
     lab = subject.lab
@@ -70,7 +70,7 @@ def check_quantized_weights_follow(subject: Subject) -> None:
 
 @seeded
 def check_float_weights_train(subject: Subject) -> None:
-    """The float weights are what the optimizer holds, and they keep changing."""
+    """The optimizer trains the float weights, and they keep changing."""
     lab = subject.lab
     for model in subject.models():
         optimizer, quantizer = subject.set_up(model, "momentum")
@@ -102,7 +102,7 @@ def _expect_gradients(lab: Lab, quantizer: Compressor, model: Model) -> None:
 
 @seeded
 def check_straight_through_gradient(subject: Subject) -> None:
-    """The default gradient is the one of a plain model that has the quantized weights."""
+    """The default gradient is that of a plain model with the quantized weights."""
     lab = subject.lab
     for model in subject.models("cnn", "mlp"):
         anatomy = Anatomy(lab, model)
@@ -136,7 +136,7 @@ class _Threefold(QuantGrad):
 
 @seeded
 def check_own_gradient_is_used(subject: Subject) -> None:
-    """A subclass of QuantGrad in ``quant_grad`` decides what the gradient is."""
+    """A subclass of QuantGrad in ``quant_grad`` defines the gradient."""
     if subject.make is not None:
         return
     lab = subject.lab
@@ -155,7 +155,7 @@ def check_own_gradient_is_used(subject: Subject) -> None:
 
 
 def _with_gradient(cls: Any, rule: type[QuantGrad]) -> type:
-    """Return a class with another gradient, also where its constructor sets one."""
+    """Return a class with another gradient, also if its constructor sets one."""
     construct = cls.__init__
 
     @functools.wraps(construct)
@@ -197,7 +197,7 @@ def check_pruned_weights_stay_zero(subject: Subject) -> None:
 
 @seeded
 def check_activations(subject: Subject) -> None:
-    """Quantized inputs and outputs let the gradient through, and strip leaves nothing behind."""
+    """Quantized inputs and outputs pass the gradient, and strip leaves nothing behind."""
     if not issubclass(subject.cls, Quantizer) or "quant_types" in subject.settings:
         return
     names = {kind.value: f"quantize_{kind.value}" for kind in QuantType}
@@ -216,7 +216,7 @@ def check_activations(subject: Subject) -> None:
             found.append(lab.gradients(model))
         for entry in entries(lab, quantizer):
             gradients = [g for step in found if (g := step.get(id(entry.weight))) is not None]
-            # At times, all that reaches the loss is clipped.
+            # Sometimes everything that reaches the loss is clipped.
             total = sum(np.abs(gradient) for gradient in gradients) if gradients else None
             expect_gradient(total, f"{entry.label} of {name_of(model)}")
         expect_finite(lab.outputs(model), "outputs with quantized activations")
@@ -226,7 +226,7 @@ def check_activations(subject: Subject) -> None:
 
 @seeded
 def check_own_parameters_are_trained(subject: Subject) -> None:
-    """Parameters that the algorithm put on its wrappers (a learned scale) move with training."""
+    """Parameters that the algorithm adds to its wrappers (a learned scale) are trained."""
     lab = subject.lab
     for model in subject.models():
         optimizer, quantizer = subject.set_up(model, "momentum")
@@ -242,7 +242,7 @@ def check_own_parameters_are_trained(subject: Subject) -> None:
         found = lab.gradients(model)
         for name, weight in own.items():
             moved = not np.array_equal(lab.read(weight), before[name])
-            # The offset of an activation of which nothing is clipped has a gradient of zero.
+            # The offset of an unclipped activation has a zero gradient.
             gradient = found.get(id(weight))
             is_reached = gradient is not None and not gradient.any()
             expect(moved or is_reached, f"the parameter {name} did not change in training.")
@@ -253,7 +253,7 @@ def check_own_parameters_are_trained(subject: Subject) -> None:
 
 @seeded
 def check_strip_leaves_float_weights(subject: Subject) -> None:
-    """The plain model that strip leaves holds the float weights as they were trained."""
+    """The plain model after strip has the float weights as trained."""
     for model in subject.models():
         anatomy = Anatomy(subject.lab, model)
         _, quantizer = subject.train(model)

@@ -34,7 +34,7 @@ def check_plain_checkpoint_loads(subject: Subject) -> None:
         masks = {id(e.weight): e.mask for e in entries(lab, compressor, True) if e.mask is not None}
         for key, weight in lab.weights(pristine).items():
             mine = anatomy.weights[key]
-            mask = masks.get(id(mine), 1)  # an eager pruner may have zeroed the rest already
+            mask = masks.get(id(mine), 1)  # an eager pruner may have already zeroed the rest
             loaded, saved = lab.read(mine) * mask, lab.read(weight) * mask
             expect_equal(loaded, saved, f"{key} after loading a plain checkpoint")
         anatomy.expect_like_twin(compressor, "after loading a plain checkpoint")
@@ -51,7 +51,7 @@ def check_determinism(subject: Subject) -> None:
 
 
 def _train_from_seed(subject: Subject) -> tuple[Model, Optimizer, Compressor]:
-    """Return a model that was trained a little, its optimizer and compressor; the same each time."""
+    """Return a briefly trained model, its optimizer and compressor; the same each time."""
     subject.lab.set_seed(3)
     model = subject.model()
     return model, *subject.train(model)

@@ -1,6 +1,6 @@
 """Failure messages of the checks, and the report of the whole battery.
 
-Values are compared as NumPy arrays, so that one set of words does for every framework.
+Values are compared as NumPy arrays, so that one set of functions works for every framework.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lilliput.errors import LilliputError
 
 Array = Any  # a NumPy array
 
-# Room for another order of summation; a wrong weight is off by far more.
+# Tolerance for another order of summation; a wrong weight differs by far more.
 _TOLERANCES = {"float64": 1e-9, "float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-3}
 
 
@@ -25,7 +25,7 @@ class ConformanceError(LilliputError, AssertionError):
     Parameters
     ----------
     message : str
-        What is wrong.
+        The problem.
     failures : mapping of str to Exception
         The cause for each failed check, when several were run.
     """
@@ -44,11 +44,11 @@ class Report:
     name : str
         The class.
     seconds : dict
-        How long each check took, in the order they ran.
+        The duration of each check, in order of execution.
     failures : dict
         The cause for each check that failed.
     skipped : tuple of str
-        Checks that were left out on request.
+        Checks that were skipped on request.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Report:
     skipped: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Print the verdict, and one line per failure."""
+        """Return the verdict, and one line per failure."""
         total, bad = len(self.seconds), len(self.failures)
         left_out = f" ({len(self.skipped)} skipped)" if self.skipped else ""
         if not bad:
@@ -67,7 +67,7 @@ class Report:
 
 
 def reason(error: BaseException) -> str:
-    """Return the first line of an error, with its type where that is news.
+    """Return the first line of an error, with its type unless that is expected.
 
     Examples
     --------
@@ -93,7 +93,7 @@ def expect_equal(actual: Array, expected: Array, what: str) -> None:
 
 
 def expect_close(actual: Array, expected: Array, what: str, dtype: str | None = None) -> None:
-    """Expect two arrays to agree up to the rounding of their dtype, or of that they were computed in."""
+    """Expect two arrays to agree up to the rounding of their dtype, or of the one they were computed in."""
     _expect_alike(actual, expected, what)
     found, wanted = _values(actual), _values(expected)
     tolerance = _TOLERANCES.get(dtype or str(actual.dtype), 1e-5)
@@ -116,7 +116,7 @@ def _expect_alike(actual: Array, expected: Array, what: str) -> None:
 
 
 def _values(array: Array) -> Any:
-    """Return an array of float64, which holds the values of every other dtype."""
+    """Return an array of float64, which can represent the values of every other dtype."""
     return np.asarray(array).astype(np.float64)
 
 

@@ -8,11 +8,11 @@ from lilliput.core.hooks import plan_call
 
 
 class FaultError(Exception):
-    """Raised on purpose."""
+    """Raised deliberately."""
 
 
 def compress_with_fault(compressor: Any, model: Any) -> bool:
-    """Compress while the last layer fails; return whether that was noticed."""
+    """Compress while the last layer fails; return whether an error was raised."""
     break_last_layer(compressor)
     try:
         compressor.compress(model)

@@ -1,7 +1,7 @@
 """The conformance battery for Keras models, on TensorFlow, JAX or torch.
 
-It has the names of :mod:`lilliput.testing`, and most of its checks. It runs on the backend of the
-process::
+It has the names of :mod:`lilliput.testing`, and most of its checks. It runs on the current
+backend::
 
     from lilliput.keras import Pruner
     from lilliput.testing.keras import check_pruner

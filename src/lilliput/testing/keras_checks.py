@@ -34,13 +34,13 @@ make_batch: Callable[[Any], Any] = part_of("keras", "lab_models").make_batch
 
 @seeded
 def check_fit_keeps_zeros(subject: Subject) -> None:
-    """Compiled ``fit`` keeps pruned weights at zero: by the callback, or by the optimizer alone."""
+    """Compiled ``fit`` keeps pruned weights at zero: with the callback, or with the optimizer alone."""
     if subject.cls.regrows:
         return
     for optimizer, is_given in ((lab.sgd(weight_decay=0.01), True), (lab.adamw(), False)):
         for model in subject.models("mlp"):
             lab.compiled(model, optimizer, run_eagerly=False)
-            lab.fit(model)  # so that the optimizer remembers all weights
+            lab.fit(model)  # so that the optimizer has state for all weights
             compressor = subject.compress(model, optimizer if is_given else None)
             watch = Watch(lab, compressor)
             lab.fit(model, 2, None if is_given else [compressor.callback()])
@@ -65,13 +65,13 @@ def check_train_on_batch_keeps_zeros(subject: Subject) -> None:
 
 @seeded
 def check_training_is_followed(subject: Subject) -> None:
-    """Every step is counted once and every epoch announced, whoever follows the training."""
+    """Every step is counted once and every epoch reported, whatever follows the training."""
     for has_optimizer in (True, False):
         for has_callback in (True, False):
             for model in subject.models("mlp"):
                 optimizer = lab.compiled(model)
                 compressor = subject.compress(model, optimizer if has_optimizer else None)
-                # A ``make`` may leave the optimizer out: then only the callback follows.
+                # A ``make`` may omit the optimizer: then only the callback follows.
                 is_bound = compressor.optimizer is not None if subject.make else has_optimizer
                 counts = _count_calls(compressor)
                 callbacks = [compressor.callback()] if has_callback else []
@@ -106,7 +106,7 @@ def _count_calls(compressor: Any) -> dict[str, Any]:
 
 @seeded
 def check_own_loops(subject: Subject) -> None:
-    """Loops that users write themselves train a compressed model: eager, in a graph, stateless."""
+    """Custom training loops train a compressed model: eager, in a graph, stateless."""
     for how, loop in part_of("keras", "lab_loops").own_loops().items():
         for model in subject.models("mlp"):
             anatomy = Anatomy(lab, model)
@@ -127,7 +127,7 @@ def check_own_loops(subject: Subject) -> None:
 
 @seeded
 def check_compiled_functions_follow(subject: Subject) -> None:
-    """Compiled predictions equal a call, and see at once when masks or weights have changed."""
+    """Compiled predictions equal a call, and immediately reflect changed masks or weights."""
     for model in subject.models("cnn", "recurrent"):
         lab.compiled(model, run_eagerly=False)
         compressor = subject.compress(model)
@@ -142,7 +142,7 @@ def check_compiled_functions_follow(subject: Subject) -> None:
 
 @seeded
 def check_functions_from_before_are_renewed(subject: Subject) -> None:
-    """Functions that were compiled before compress() or strip() do not compute as they did then."""
+    """Functions compiled before compress() or strip() are not used with old behaviour afterwards."""
     for model in subject.models("mlp"):
         optimizer = lab.compiled(model, run_eagerly=False)
         _use_all(model)
@@ -158,7 +158,7 @@ def check_functions_from_before_are_renewed(subject: Subject) -> None:
 
 @seeded
 def check_evaluation_before_training(subject: Subject) -> None:
-    """What is learned in training or calibration holds in an evaluation that was compiled before."""
+    """Values learned in training or calibration apply in an evaluation that was compiled before."""
     for model in subject.models("mlp", "untold"):
         compressor = subject.compress(model, lab.compiled(model, run_eagerly=False))
         _use_all(model)
@@ -171,7 +171,7 @@ def check_evaluation_before_training(subject: Subject) -> None:
 
 
 def _use_all(model: Any) -> None:
-    """Have all functions compiled."""
+    """Compile all functions."""
     model.evaluate(*make_batch(model), verbose=0)
     lab.predictions(model)
 
@@ -188,7 +188,7 @@ def _expect_current(model: Any, when: str) -> None:
 
 @seeded
 def check_jit_compile(subject: Subject) -> None:
-    """Training compiled by XLA gives what training without it gives."""
+    """Training compiled by XLA has the same result as training without it."""
     if lab.backend_name() == "torch":  # there it is another compiler, and off by default
         return
     found = []
@@ -223,8 +223,8 @@ def check_mixed_precision(subject: Subject) -> None:
 
 @seeded
 def check_double_precision(subject: Subject) -> None:
-    """Models of float64 are compressed and trained in float64, or refused before anything happens."""
-    is_off = lab.backend_name() == "jax"  # unless a process asks for it
+    """float64 models are compressed and trained in float64, or rejected before anything changes."""
+    is_off = lab.backend_name() == "jax"  # unless a process enables it
     if is_off or not subject.models("mlp"):
         return
     with lab.policy("float64"):
@@ -239,7 +239,7 @@ def check_double_precision(subject: Subject) -> None:
 
 
 def _used_optimizer(model: Any) -> Any:
-    """Return an optimizer that has made a step: what is made at the first one belongs to the model."""
+    """Return an optimizer after one step, because objects created in the first step belong to the model."""
     optimizer = lab.optimizer(model)
     lab.train(model, optimizer, 1)
     return optimizer
@@ -265,7 +265,7 @@ def check_compiled_mixed_precision(subject: Subject) -> None:
 
 @seeded
 def check_compressed_model_saves_plain_file(subject: Subject) -> None:
-    """Saving a compressed model gives the file of a plain one, with pruned weights at zero in it."""
+    """Saving a compressed model writes the file of a plain one, with pruned weights at zero."""
     for model in subject.models():
         optimizer = lab.compiled(model)
         anatomy = Anatomy(lab, model)
@@ -289,7 +289,7 @@ def check_compressed_model_saves_plain_file(subject: Subject) -> None:
 
 @seeded
 def check_stripped_model_saves_plain_file(subject: Subject) -> None:
-    """What strip leaves is saved, and loads, without a word of this package in the file."""
+    """The model after strip is saved and loaded without any reference to this package in the file."""
     for model in subject.models("cnn", "mlp"):
         optimizer = lab.compiled(model)
         compressor = subject.compress(model, optimizer)

@@ -1,7 +1,7 @@
 """The framework interface of the checks: tiny models, their training, and their weights as NumPy arrays.
 
 A lab is a module (or any object) with these names. The checks are written once, in terms of a lab, and
-know nothing else of a framework.
+are otherwise independent of the framework.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 from lilliput.core.compressor import Compressor
 
-Array = Any  # a NumPy array; bfloat16 of torch comes as float32
+Array = Any  # a NumPy array; bfloat16 of torch is converted to float32
 Model = Any
 Optimizer = Any
-Weight = Any  # what a framework trains: a Parameter, or a Variable
+Weight = Any  # the framework's trained object: a Parameter, or a Variable
 
 
 class Lab(Protocol):
@@ -27,13 +27,13 @@ class Lab(Protocol):
     Attributes
     ----------
     SPECIMENS : mapping of str to callable
-        How to make each kind of test model. All labs have 'cnn' and 'mlp'; what else there is depends
+        How to create each kind of test model. All labs have 'cnn' and 'mlp'; the others depend
         on the framework.
     LAYER_KINDS, FEW : tuple of str
-        One kind for each way in which a layer can hold its weight, and those for what must be tried on
-        some model only.
+        One kind for each way in which a layer can store its weight, and those for checks that need
+        only some models.
     STEPS : int
-        How many steps of training show what they do to the weights.
+        The number of training steps that show an effect on the weights.
     DEFAULT_TYPES : frozenset of str
         The layer types that algorithms compress by default.
     SIMPLE_TYPES : tuple of str
@@ -48,10 +48,10 @@ class Lab(Protocol):
     SIMPLE_TYPES: tuple[str, ...]
 
     def isolated(self) -> AbstractContextManager[None]:
-        """Return a context on one thread that puts random generators back as they were."""
+        """Return a context on one thread that restores random generators."""
 
     def set_seed(self, seed: int) -> None:
-        """Seed every source of random numbers that an algorithm is likely to use."""
+        """Seed all generators that an algorithm is likely to use."""
 
     # -- models
 
@@ -71,16 +71,16 @@ class Lab(Protocol):
         """
 
     def compare(self, model: Model, distiller: Any) -> tuple[Array, Array]:
-        """Return what a model computes in training, and how far a distiller finds it from its teacher."""
+        """Return a model's training output, and its distance to the teacher by a distiller."""
 
     def batch(self, model: Model) -> Any:
-        """Return what a model is called with."""
+        """Return the input of a model."""
 
     def run_layer(self, layer: Any, inputs: tuple[Any, ...]) -> Array:
-        """Return what one layer computes, without gradient."""
+        """Return the output of one layer, without gradient."""
 
     def parts(self, model: Model, optimizer: Optimizer = None) -> tuple[dict[str, Any], ...]:
-        """Return two mappings of what a model is made of: by identity, and by value."""
+        """Return two mappings of the parts of a model: by identity, and by value."""
 
     def holds(self, model: Model, tensor: Any) -> bool:
         """Whether a tensor is part of the model, and not trained."""
@@ -100,15 +100,15 @@ class Lab(Protocol):
         """Overwrite a weight in place."""
 
     def tensor(self, value: Array) -> Any:
-        """Return an array as something that a wrapper can hold."""
+        """Return an array in a form that a wrapper can store."""
 
     def describe(self, tensor: Any) -> tuple[Any, ...]:
-        """Return the shape, the dtype as 'float32' and, where it matters, the device of a tensor."""
+        """Return the shape, the dtype as 'float32' and, if it matters, the device of a tensor."""
 
     # -- training
 
     def optimizer(self, model: Model, name: str = "sgd") -> Optimizer:
-        """Make a model ready to be trained, and return its optimizer.
+        """Prepare a model for training, and return its optimizer.
 
         'sgd' has momentum and weight decay, 'momentum' has no decay, 'adamw' two moments.
         """
@@ -116,9 +116,9 @@ class Lab(Protocol):
     def train(
         self, model: Model, optimizer: Optimizer, steps: int, compressor: Compressor | None = None
     ) -> None:
-        """Train some steps; call ``step()`` by hand for a compressor that has no optimizer.
+        """Train for some steps; call ``step()`` by hand for a compressor without an optimizer.
 
-        The loss has what the compressor adds to it, if it is a distiller.
+        The loss includes that of the compressor, if it is a distiller.
         """
 
     def use(
@@ -129,18 +129,18 @@ class Lab(Protocol):
     def ways_to_run(
         self, model: Model, optimizer: Optimizer
     ) -> Iterable[tuple[bool, Callable[[], Any]]]:
-        """Return ways to run a model, and whether each of them is training."""
+        """Return ways to run a model, each with whether it is training."""
 
     def held(self, optimizer: Optimizer) -> list[Weight]:
         """Return the weights that an optimizer updates."""
 
     def learned(self, wrapper: Any) -> dict[str, Weight]:
-        """Return what an algorithm put on its wrapper to be trained with the model."""
+        """Return the trained parameters that an algorithm has added to its wrapper."""
 
     # -- files
 
     def load_plain(self, model: Model, plain: Model, folder: Path) -> None:
-        """Load the weights of a plain model into a compressed one, by way of a file."""
+        """Load the weights of a plain model into a compressed one, via a file."""
 
     def resume(
         self,
@@ -149,18 +149,18 @@ class Lab(Protocol):
         compress: Callable[[Model, Optimizer], Compressor],
         folder: Path,
     ) -> tuple[Model, Optimizer, Compressor]:
-        """Bring a model under compression and its optimizer to another process, by way of files.
+        """Move a compressed model and its optimizer to another process, via files.
 
-        Return another model that is under compression, with the weights and the optimizer state of
+        Return another compressed model, with the weights and the optimizer state of
         this one; the compressor's own state is still missing.
         """
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One weight or bias of a compressed model, as one of its owners sees it.
+    """One weight or bias of a compressed model, as seen by one of its owners.
 
-    Arrays are copies, taken when they are first asked for.
+    Arrays are copies, taken on first access.
     """
 
     lab: Lab
@@ -176,7 +176,7 @@ class Entry:
 
     @cached_property
     def weight(self) -> Weight:
-        """What the framework trains."""
+        """The framework's trained object."""
         return self.lab.raw(self.owner.module, self.name)
 
     @cached_property
@@ -186,26 +186,26 @@ class Entry:
 
     @cached_property
     def seen_tensor(self) -> Any:
-        """What the layer computes with, as it has it."""
+        """The tensor that the layer uses."""
         return getattr(self.owner.module, self.name)
 
     @cached_property
     def seen(self) -> Array:
-        """The values of what the layer computes with."""
+        """The values that the layer uses."""
         return self.lab.read(self.seen_tensor)
 
     @cached_property
     def mask_tensor(self) -> Any:
-        """The mask as the wrapper holds it, None if there is none."""
+        """The mask stored in the wrapper, or None."""
         return self.wrapper.tensors().get(f"{self.role}_mask")
 
     @cached_property
     def mask(self) -> Array | None:
-        """The values of the mask, None if there is none."""
+        """The values of the mask, or None."""
         return None if self.mask_tensor is None else self.lab.read(self.mask_tensor)
 
     @cached_property
     def pruned(self) -> Array:
-        """Where the weight is zero because a mask says so, and not by chance as in a new bias."""
+        """Where the weight is zero because of a mask, and not incidentally as in a new bias."""
         is_zero = self.seen == 0
         return is_zero if self.mask is None else is_zero & (self.mask == 0)

@@ -14,7 +14,7 @@ from lilliput.testing.parts import Same, expect_same_parts
 
 
 def name_of(model: Model) -> str:
-    """Return what to call a test model in a message."""
+    """Return the title of a test model for messages."""
     return str(getattr(model, "name", type(model).__name__))
 
 
@@ -32,7 +32,7 @@ def entries(
 
 
 def tensors_of(lab: Lab, compressor: Compressor) -> dict[str, Array]:
-    """Return copies of all tensors that the wrappers keep: masks, scales and similar."""
+    """Return copies of all tensors that the wrappers store: masks, scales and similar."""
     return {
         f"{wrapper.name}.{key}": lab.read(value)
         for wrapper in compressor._every_wrapper()
@@ -41,7 +41,7 @@ def tensors_of(lab: Lab, compressor: Compressor) -> dict[str, Array]:
 
 
 def expect_same_tensors(lab: Lab, actual: Compressor, expected: Compressor, when: str) -> None:
-    """Expect two compressors to hold the same masks and scales."""
+    """Expect two compressors to have the same masks and scales."""
     received, wanted = tensors_of(lab, actual), tensors_of(lab, expected)
     differing = sorted(received.keys() ^ wanted.keys())
     expect(not differing, f"{when}, only one of two compressors holds {differing}.")
@@ -50,7 +50,7 @@ def expect_same_tensors(lab: Lab, actual: Compressor, expected: Compressor, when
 
 
 def expect_finite(array: Array, what: str) -> None:
-    """Expect numbers, and neither infinity nor NaN."""
+    """Expect finite numbers."""
     expect(np.isfinite(array.astype(np.float64)).all(), f"{what} are not finite.")
 
 
@@ -71,7 +71,7 @@ def quantizes_activations(compressor: Compressor) -> bool:
 
 
 def change_in_place(lab: Lab, compressor: Compressor) -> None:
-    """Prune a few more weights, or move them where there are no masks."""
+    """Prune a few more weights, or change them if there are no masks."""
     for entry in entries(lab, compressor):
         if entry.mask is None:
             lab.write(entry.weight, entry.raw * -1.25 + 0.01)
@@ -82,16 +82,16 @@ def change_in_place(lab: Lab, compressor: Compressor) -> None:
 
 
 class Anatomy:
-    """What a model that is still plain is made of, for comparison later on.
+    """The parts of a plain model, for later comparison.
 
     Parameters
     ----------
     lab : Lab
-        That of the model's framework.
+        The lab of the model's framework.
     model : model
-        The model; its weights are copied, the rest is remembered by identity.
+        The model; its weights are copied, the rest is compared by identity.
     optimizer : optimizer, optional
-        Its class, attributes, hooks and variables count too.
+        Its class, attributes, hooks and variables are included.
     """
 
     def __init__(self, lab: Lab, model: Model, optimizer: Optimizer = None) -> None:
@@ -101,7 +101,7 @@ class Anatomy:
         self.parts = self._parts()
 
     def read(self) -> dict[str, Array]:
-        """Return the weights of the plain model as they are now."""
+        """Return the current weights of the plain model."""
         return {key: self.lab.read(weight) for key, weight in self.weights.items()}
 
     def write(self, values: dict[str, Array]) -> None:
@@ -110,7 +110,7 @@ class Anatomy:
             self.lab.write(self.weights[key], value)
 
     def expect_same(self, when: str, values: bool = True, hooks: bool = True) -> None:
-        """Expect the model to be made of the very same parts, and to hold the same values."""
+        """Expect the model to have the very same parts, with the same values."""
         now, then = (
             {what: part for what, part in parts.items() if hooks or "_hooks" not in what}
             for parts in (self._parts(), self.parts)
@@ -120,12 +120,12 @@ class Anatomy:
             self.expect_values(self.values, when)
 
     def expect_values(self, values: dict[str, Array], when: str) -> None:
-        """Expect the weights of the plain model to hold exactly these values."""
+        """Expect the weights of the plain model to have exactly these values."""
         for key, value in self.read().items():
             expect_equal(value, values[key], f"{when}, {key}")
 
     def twin(self, *compressors: Compressor) -> Model:
-        """Return a plain model with the weights that the compressed layers claim to compute with."""
+        """Return a plain model with the weights that the compressed layers expose."""
         every = (e for each in compressors for e in entries(self.lab, each, with_bias=True))
         seen = {id(e.weight): e.seen for e in every}
         twin = self.lab.like(self.model)
@@ -136,7 +136,7 @@ class Anatomy:
         return twin
 
     def expect_like_twin(self, compressor: Compressor, when: str, dtype: str | None = None) -> None:
-        """Expect the model to compute what a plain one computes with the weights its layers show."""
+        """Expect the model to compute the same as a plain one with the weights its layers expose."""
         if quantizes_activations(compressor):
             return
         twin = self.twin(compressor)
@@ -156,7 +156,7 @@ def _identity(thing: Any) -> Any:
 
 
 class Watch:
-    """What was zero when a pruner began, and whether it still is."""
+    """The zeros at the start of a pruner, and whether they are still zero."""
 
     def __init__(self, lab: Lab, compressor: Compressor) -> None:
         self.lab, self.compressor = lab, compressor
@@ -168,12 +168,12 @@ class Watch:
         for entry in entries(self.lab, self.compressor):
             where = self.pruned[entry.label]
             if entry.mask is not None:
-                where = where | (entry.mask == 0)  # more may have gone since
+                where = where | (entry.mask == 0)  # more may have been pruned since
             expect_zero(entry.seen[where], f"{when}, pruned weights of {entry.label}")
             expect_zero(entry.raw[where], f"{when}, raw pruned weights of {entry.label}")
 
     def expect_training(self, when: str) -> None:
-        """Expect the weights that were kept to have moved."""
+        """Expect the kept weights to have moved."""
         for entry in entries(self.lab, self.compressor):
             kept = ~self.pruned[entry.label]
             is_moving = (entry.raw != self.before[entry.label])[kept].any()

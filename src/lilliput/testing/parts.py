@@ -1,4 +1,4 @@
-"""What a model is made of, as named facts that compare equal only if nothing was touched."""
+"""The parts of a model, as named facts that compare equal only if nothing was changed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Same:
 
 
 def expect_same_parts(now: Mapping[str, Any], then: Mapping[str, Any], when: str) -> None:
-    """Expect every fact to be as it was, and no other fact to have come."""
+    """Expect every fact to be unchanged, and no new facts."""
     for what, before in then.items():
         after = now.get(what)
         expect(after == before, f"{when}, {what}: {_difference(after, before)}.")
@@ -41,7 +41,7 @@ def expect_same_parts(now: Mapping[str, Any], then: Mapping[str, Any], when: str
 
 
 def _difference(after: Any, before: Any) -> str:
-    """Say what is new and what is gone, or how both look where that says nothing.
+    """Return what is new and what is missing, or both values if that is not informative.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""The class under test, with the settings to test it with, and how to make one for a given model."""
+"""The class under test, with its test settings, and how to create one for a given model."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from lilliput.testing.lab import Lab, Model, Optimizer
 
 Make = Callable[[Any, list[dict[str, Any]], Any], Compressor]
 
-_FITTING: dict[tuple[Any, ...], bool] = {}  # whether a class finds something to compress in a kind
+_FITTING: dict[tuple[Any, ...], bool] = {}  # whether a kind of model suits a class
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A pruner or quantizer class, with the settings to test it with; see :mod:`lilliput.testing`.
+    """A pruner or quantizer class, with its test settings; see :mod:`lilliput.testing`.
 
-    There is a subclass for each framework, which has its lab.
+    There is a subclass for each framework, with its lab.
     """
 
     lab: ClassVar[Lab]  # of the framework whose models it is tested on
@@ -36,12 +36,12 @@ class Subject:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What goes into every rule."""
+        """The settings of every rule."""
         return self._defaults() if self.config is None else dict(self.config)
 
     @property
     def sparsity_key(self) -> str | None:
-        """The setting that asks for a sparsity in each layer, None if there is none."""
+        """The setting for a sparsity in each layer, or None."""
         return next((k for k in ("final_sparsity", "sparsity") if k in self.settings), None)
 
     @property
@@ -54,7 +54,7 @@ class Subject:
         return [{**self.settings, **settings}]
 
     def build(self, model: Model, optimizer: Optimizer = None, **settings: Any) -> Compressor:
-        """Return a compressor for a model that is still untouched."""
+        """Return a compressor for an untouched model."""
         return self.build_from(model, self.rules(**settings), optimizer)
 
     def build_from(self, model: Model, rules: Any, optimizer: Optimizer = None) -> Compressor:
@@ -83,7 +83,7 @@ class Subject:
         return optimizer, compressor
 
     def models(self, *kinds: str) -> list[Model]:
-        """Return fresh models of these kinds (all by default), without those of no use here."""
+        """Return fresh models of these kinds (all by default), without unsuitable ones."""
         found = [self._fresh(kind) for kind in kinds or self.lab.SPECIMENS]
         return [model for model in found if model is not None]
 
@@ -100,14 +100,14 @@ class Subject:
         )
 
     def _fresh(self, kind: str) -> Model | None:
-        """Return a model, None if there is none or the class finds nothing to compress in it."""
+        """Return a model, or None if there is none or the class finds nothing to compress in it."""
         return self.lab.SPECIMENS[kind]() if self._fits(kind) else None
 
     def _fits(self, kind: str) -> bool:
-        """Whether the class compresses anything in a kind of model; found out once."""
+        """Whether the class compresses anything in a kind of model; cached."""
         key = (type(self), self.cls, repr(self.settings), self.make is None, kind)
         if key not in _FITTING:
-            with self.lab.isolated():  # as if no model had been made for it
+            with self.lab.isolated():  # as if no model had been created for it
                 _FITTING[key] = self._has_types(kind) and self._has_channels(kind)
         return _FITTING[key]
 
@@ -124,7 +124,7 @@ class Subject:
         return True
 
     def _wanted_types(self) -> set[str]:
-        """Return the layer types that the class compresses under these settings."""
+        """Return the layer types that the class compresses with these settings."""
         own = self.lab.DEFAULT_TYPES if self.cls.default_types is None else self.cls.default_types
         asked = self.settings.get("op_types", ["default"])
         names = {x for x in ([asked] if isinstance(asked, str) else asked) if x[:1] != "!"}
@@ -142,7 +142,7 @@ Check = Callable[[Subject], None]
 
 
 def seeded(check: Check) -> Check:
-    """Run a check from fixed seeds on one thread, and put both back as they were.
+    """Run a check with fixed seeds on one thread, and restore both.
 
     One thread is the fastest for models this small, and gives the same sums on every machine.
     """

@@ -1,4 +1,4 @@
-"""The conformance battery for models of torch: its names are those of :mod:`lilliput.testing`."""
+"""The conformance battery for torch models, with the names of :mod:`lilliput.testing`."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from lilliput.testing.subject import Check, Make
 
 
 class Subject(subject.Subject):
-    """A pruner or quantizer class, with the settings to test it with.
+    """A pruner or quantizer class, with its test settings.
 
     Parameters
     ----------
     cls : type of Compressor
         The class.
     config : mapping, optional
-        Settings that go into every rule. By default half of the weights are pruned at once, or
-        weights are quantized to 8 bits. ``op_types`` narrows the test to models with such layers.
+        Settings of every rule. By default half of the weights are pruned immediately, or
+        weights are quantized to 8 bits. ``op_types`` restricts the test to models with such layers.
     make : callable, optional
         ``make(model, config_list, optimizer)`` returns a compressor, for a class whose constructor
-        takes something else than these three. ``optimizer`` is None in most checks.
+        takes other arguments than these three. ``optimizer`` is None in most checks.
 
     Examples
     --------
@@ -68,26 +68,26 @@ def check_pruner(
 ) -> Report:
     """Check that a pruner keeps every promise Lilliput makes to its users.
 
-    Two class attributes of the pruner say what it does not promise: ``exact_sparsity = False`` if
-    ``sparsity`` is no exact share of each layer's weights, and ``regrows = True`` if weights once
-    pruned may come back.
+    Two class attributes of the pruner declare what it does not promise: ``exact_sparsity = False`` if
+    ``sparsity`` is not an exact share of each layer's weights, and ``regrows = True`` if pruned
+    weights may become nonzero again.
 
     Parameters
     ----------
     cls : type of Compressor
         The pruner class.
     config : mapping, optional
-        Settings that go into every rule. By default ``{'sparsity': 0.5}``, or a ``final_sparsity``
+        Settings of every rule. By default ``{'sparsity': 0.5}``, or a ``final_sparsity``
         of 0.5 that is reached in the first epoch.
     make : callable, optional
-        ``make(model, config_list, optimizer)`` builds the pruner if its constructor is unusual.
+        ``make(model, config_list, optimizer)`` creates the pruner if its constructor is unusual.
     skip : sequence of str
-        Names of checks to leave out, with or without ``check_``.
+        Names of checks to skip, with or without ``check_``.
 
     Returns
     -------
     Report
-        Which checks ran, and the seconds each took.
+        The checks that ran, and the seconds each took.
 
     Raises
     ------
@@ -120,8 +120,8 @@ def check_quantizer(
 ) -> Report:
     """Check that a quantizer keeps every promise Lilliput makes to its users.
 
-    A class attribute of the quantizer says what it does not promise: ``counts_levels = False`` if a
-    layer's weight may take more than ``2**bits`` values, as with a scale for each channel.
+    A class attribute of the quantizer declares what it does not promise: ``counts_levels = False`` if a
+    layer's weight may take more than ``2**bits`` values, as with one scale per channel.
 
     The parameters are those of :func:`check_pruner`; ``config`` is ``{'quant_bits': 8}`` by default.
 

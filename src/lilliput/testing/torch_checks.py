@@ -1,4 +1,4 @@
-"""Promises that only torch can ask for: compile, export, copy, pickle, cast, and edits in place."""
+"""Checks specific to torch: compile, export, copy, pickle, cast, and edits in place."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_compile(subject: Subject) -> None:
     model = subject.model()
     compressor = subject.compress(model)
     inputs = model.make_input()
-    lab.loss_of(model, inputs)  # ranges are found in the first forward
+    lab.loss_of(model, inputs)  # ranges are determined in the first forward pass
     with ways.compiled(model) as compiled:
         _expect_same_step(compiled, model, inputs, "compiled")
         change_in_place(lab, compressor)
@@ -50,7 +50,7 @@ def _expect_same_step(compiled: Any, model: Any, inputs: Any, what: str) -> None
 
 @seeded
 def check_export(subject: Subject) -> None:
-    """torch.export gives a program that computes what the model computes."""
+    """torch.export gives a program that computes the same as the model."""
     model = subject.model().eval()
     subject.compress(model)
     result = ways.exported_outputs(model, model.make_input())
@@ -73,7 +73,7 @@ def check_switching_dtype_and_mode(subject: Subject) -> None:
     compressor = subject.compress(model)
     for dtype in ("float64", "float32"):
         ways.cast(model, dtype)
-        now = lab.weights(model)  # buffers are others after a cast
+        now = lab.weights(model)  # buffers are new objects after a cast
         anatomy.weights = {key: now[key] for key in anatomy.weights}
         for is_training in (True, False):
             model.train(is_training)
@@ -87,7 +87,7 @@ def check_switching_dtype_and_mode(subject: Subject) -> None:
 
 @seeded
 def check_compressed_checkpoint_round_trips(subject: Subject) -> None:
-    """The state dict goes through a file into another compressed model, and all of it arrives."""
+    """The state dict is loaded completely from a file into another compressed model."""
     model, other = subject.model(), subject.model()
     optimizer = lab.sgd(model)
     compressor = subject.compress(model, optimizer)
@@ -123,9 +123,9 @@ def check_pickle(subject: Subject) -> None:
 
 @seeded
 def check_writes_reach_the_weights(subject: Subject) -> None:
-    """A masked layer shows its Parameter: what is written to it stays, and its gradient is seen.
+    """A masked layer exposes its Parameter: writes to it persist, and its gradient is visible.
 
-    Where weights are computed instead, an edit of them is refused.
+    If weights are computed instead, editing them raises an error.
     """
     if subject.cls.computes_weights:
         check_edits_of_computed_weights_raise(subject)
@@ -135,7 +135,7 @@ def check_writes_reach_the_weights(subject: Subject) -> None:
         for entry in entries(lab, compressor, with_bias=True):
             shown = model.get_parameter(entry.label)
             expect(shown is entry.weight, f"get_parameter({entry.label!r}) is not the Parameter.")
-            shown.data.fill_(0.25)  # .data moves no version counter
+            shown.data.fill_(0.25)  # .data changes no version counter
             wanted = np.full_like(entry.raw, 0.25)
             wanted = wanted if entry.mask is None else wanted * entry.mask
             seen = lab.read(model.get_parameter(entry.label))
@@ -148,7 +148,7 @@ def check_writes_reach_the_weights(subject: Subject) -> None:
 
 @seeded
 def check_edits_of_computed_weights_raise(subject: Subject) -> None:
-    """What a layer computes with cannot be edited by mistake; its Parameter can be had and edited."""
+    """Computed weights cannot be edited by mistake; their Parameter is accessible and can be edited."""
     for model in subject.models("cnn", "mlp"):
         quantizer = subject.compress(model)
         for wrapper in quantizer.get_modules_wrapper():

@@ -422,7 +422,7 @@ def test_models_repeat_their_input_and_train_all_their_weights(kind):
 
 def test_a_model_from_elsewhere_has_no_test_input():
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)], name="mine")
-    with pytest.raises(ConfigError, match=re.escape("'mine', which is none of the test models")):
+    with pytest.raises(ConfigError, match=re.escape("'mine', which is not one of the test models")):
         make_input(model)
 
 

@@ -87,7 +87,7 @@ def test_integers_need_quantized_ends(tmp_path):
 def test_inputs_that_cannot_be_made_up_have_to_be_given(tmp_path):
     inputs = keras.Input((None, 4))
     model = keras.Model(inputs, layers.Dense(3)(inputs))
-    with pytest.raises(ExportError, match="give example_inputs"):
+    with pytest.raises(ExportError, match="pass example_inputs"):
         export_litert(model, tmp_path / "model.tflite")
 
 

@@ -266,7 +266,7 @@ def test_a_keras_model_made_by_code_of_its_own_is_left_alone():
     result = lilliput.keras.speedup(model)
     assert result.model is not model and type(model) is Own
     assert (model.get_layer("first").units, result.model.get_layer("first").units) == (8, 4)
-    assert any("constructor of its own" in note for note in result.notes)
+    assert any("has its own constructor" in note for note in result.notes)
 
 
 def test_open_sizes_and_several_inputs_are_saved(tmp_path):

@@ -139,7 +139,7 @@ def test_a_rule_that_were_wrong_would_be_found_out(group_masks, shaken, monkeypa
         [keras.Input((4, 4, 3)), layers.Conv2D(6, 1), layers.Flatten(), layers.Dense(2)]
     )
     masks = group_masks(shaken(model))
-    with pytest.raises(UnsupportedModelError, match="does not give the outputs"):
+    with pytest.raises(UnsupportedModelError, match="does not reproduce the outputs"):
         speedup(model, masks=masks)
 
 

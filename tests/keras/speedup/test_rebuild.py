@@ -199,7 +199,7 @@ def test_what_was_given_to_a_model_goes_over_to_the_smaller_one(shrink):
     new = result.model
     assert new.alpha == 0.9 and list(new._beta) == [0.9, {"twice": 1.8}]
     assert tuple(new.tag) == (3, "x") and new.hidden is new.layers[1] is not hidden
-    assert not hasattr(new, "odd") and any("not carried over: odd;" in x for x in result.notes)
+    assert not hasattr(new, "odd") and any("not copied: odd;" in x for x in result.notes)
 
 
 def test_a_sequential_model_that_is_shrunk_in_place_keeps_its_attributes():
@@ -225,4 +225,4 @@ def test_a_private_attribute_that_cannot_be_carried_over_is_noted():
     kernel[:, :4] = bias[:4] = 0
     model.layers[0].set_weights([kernel, bias])
     (note,) = speedup(model, extend_masks=True).notes
-    assert "were not carried over: _odd;" in note and not hasattr(model, "_odd")
+    assert "were not copied: _odd;" in note and not hasattr(model, "_odd")

@@ -1,4 +1,4 @@
-"""``lilliput list``: the algorithms, what they do, and the papers they come from."""
+"""``lilliput list``: the algorithms, their purpose, and their papers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def list_algorithms(
 
 
 def all_algorithms() -> list[dict[str, Any]]:
-    """Return a description of every registered algorithm, those of other packages included.
+    """Return a description of every registered algorithm, including those of other packages.
 
     Examples
     --------

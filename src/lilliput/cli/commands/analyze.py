@@ -101,7 +101,7 @@ def _parse_sparsities(text: str | None) -> list[float] | None:
 
 
 def _set_seed(seed: int, model: str) -> None:
-    """Seed every generator that the user's functions may draw from."""
+    """Seed every generator that the user's functions may use."""
     import sys
 
     from lilliput.recipes.fingerprints import seed_python
@@ -117,7 +117,7 @@ def _set_seed(seed: int, model: str) -> None:
 
 
 def _parts(found: dict[str, Any], folder: Path) -> list[Any]:
-    """Return what people read: a table each, most sensitive layers first."""
+    """Return the output for people: one table each, most sensitive layers first."""
     parts: list[Any] = []
     if "pruning" in found:
         rows = found["pruning"]["layers"]

@@ -103,7 +103,7 @@ def auto(
         raise typer.Exit(UNPROVEN)
     terminal.result(result, done.receipt, "", written)
     if not done.is_met and terminal.json:
-        raise typer.Exit(FAILED)  # one document, which says so
+        raise typer.Exit(FAILED)  # the single document says so
     if not done.is_met:
         raise AlgorithmError(
             f"the budget is not met; {done.path} is the closest result. Allow more --hours or --epochs, or "
@@ -180,7 +180,7 @@ def _plan(
 
 @contextlib.contextmanager
 def _told(terminal: Terminal) -> Iterator[None]:
-    """Pass on what the search says of its progress."""
+    """Print the progress messages of the search."""
     log, handler = logging.getLogger("lilliput"), _Notes(terminal)
     level = log.level
     log.setLevel(logging.INFO)

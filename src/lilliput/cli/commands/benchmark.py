@@ -19,7 +19,7 @@ from lilliput.cli.terminal import Terminal
 from lilliput.errors import ConfigError, LilliputError
 from lilliput.export.targets.table import SUFFIXES
 
-Row = tuple[str, str, Any]  # what was given, its format, and the model or opened file
+Row = tuple[str, str, Any]  # the given name, its format, and the model or opened file
 
 
 def benchmark(
@@ -101,7 +101,7 @@ def benchmark(
 
 
 def _show_tables(terminal: Terminal, folder: Path, targets: list[str] | None) -> None:
-    """Print what was timed for searches: how many networks, and how well estimates fit them."""
+    """Print the networks timed for searches, and how well estimates fit them."""
     from lilliput.search.latency import LatencyTable
 
     if targets:
@@ -143,7 +143,7 @@ def _show_tables(terminal: Terminal, folder: Path, targets: list[str] | None) ->
 def _write(
     terminal: Terminal, writer: Writer, name: str, formats: list[str], must_all: bool
 ) -> list[Row]:
-    """Return a row per format; one that was not asked for may be missing, with a note."""
+    """Return a row per format; one that was not requested may be missing, with a note."""
     from lilliput.cli.executed import open_executed
 
     rows: list[Row] = []
@@ -183,7 +183,7 @@ def _measure(rows: list[Row], example: Any, evaluate: Any, runs: int) -> list[di
 
 
 def _parts(rows: list[dict[str, Any]], evaluate: str | None) -> list[Any]:
-    """Return what people read."""
+    """Return the output for people."""
     metric = evaluate.rpartition(":")[2] if evaluate else "metric"
     columns = ["format", ">bytes", f">{metric}", ">ms p50", ">ms p95", ">speed", ">max |Δ|"]
     cells = [

@@ -1,4 +1,4 @@
-"""``lilliput compact``: a file of weights as small as possible, and back."""
+"""``lilliput compact``: convert a weights file to the smallest form, and back."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def _measure(
     evaluate: Any,
     runs: int,
 ) -> list[Any]:
-    """Return the figures of both sides: measured now where it can be, in turns, or as written."""
+    """Return the figures of both sides: measured now if possible, alternately, or as stored."""
     from lilliput.report.measure import measure_all
 
     there = [i for i in (0, 1) if executed[i] is not None]
@@ -87,7 +87,7 @@ def _measure(
 
 
 def _written(source: str) -> Any:
-    """Return the figures that the folder of a run, or a report, ends with; None for other things."""
+    """Return the figures in the folder of a run, or in a report; None for other sources."""
     place = Path(source)
     if place.is_dir() and (place / "receipt.json").is_file():
         place = place / "receipt.json"
@@ -105,7 +105,7 @@ def _written(source: str) -> Any:
         raise ConfigError(
             f"{source}: contains no receipt ({error}); expected report.json or receipt.json of a run."
         ) from error
-    # Its latency was measured at another time: a ratio with one of today would mean nothing.
+    # Its latency was measured at another time, so a ratio with a current one would be meaningless.
     untimed: dict[str, Any] = {"p50": None, "p95": None, "runs": 0, "readings": ()}
     after = replace(found.after, name=f"{found.after.name} of {source}", **untimed)
     return after, found.metric_name

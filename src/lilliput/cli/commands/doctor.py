@@ -1,4 +1,4 @@
-"""``lilliput doctor``: what is installed, what is missing, and what this processor can do."""
+"""``lilliput doctor``: what is installed, what is missing, and the CPU's features."""
 
 from __future__ import annotations
 

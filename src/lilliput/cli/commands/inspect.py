@@ -46,7 +46,7 @@ def inspect(
 
 
 def _parts(result: dict[str, Any], missing: str) -> list[Any]:
-    """Return what people read."""
+    """Return the output for people."""
     cells = [
         [
             row["name"] or "(the model)",
@@ -117,7 +117,7 @@ def _describe(group: Any) -> dict[str, Any]:
 
 
 def _prunable(model: Any) -> set[str]:
-    """Return the layers that a rule with the default types takes."""
+    """Return the layers that a rule with the default types selects."""
     from lilliput.frameworks import backend_of
 
     backend = backend_of(model)

@@ -1,4 +1,4 @@
-"""``lilliput report``: the page that shows a run."""
+"""``lilliput report``: the HTML page of a run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def report(
 
 
 def find_report(source: Path) -> Path:
-    """Return the report.json that belongs to a run folder, or that a path names."""
+    """Return the report.json of a run folder, or the given one."""
     place = source / "report.json" if source.is_dir() else source
     if source.is_dir() and not place.is_file():
         raise ConfigError(

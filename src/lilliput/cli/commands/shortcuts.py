@@ -1,4 +1,4 @@
-"""``prune``, ``quantize``, ``speedup`` and ``export``: small recipes, written as a command line."""
+"""``prune``, ``quantize``, ``speedup`` and ``export``: small recipes in the form of commands."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class File:
     assume_vnni: options.AssumeVnni = None
 
     def to_steps(self) -> list[dict[str, Any]]:
-        """Return the step that writes it, if one was asked for."""
+        """Return the step that writes it, if requested."""
         if self.export is None and self.assume_vnni is not None:
             raise ConfigError("--assume-vnni applies to the file written by --export; pass both.")
         return [] if self.export is None else [_export_step(self.export, self.assume_vnni)]
@@ -147,7 +147,7 @@ def export(
 
 
 def _go(terminal: Terminal, verb: str, asked: dict[str, Any], run: options.SavedRun) -> None:
-    """Run the recipe of a command; say what is wrong with it by the names of the options."""
+    """Run the recipe of a command; report problems by the names of the options."""
     from lilliput.recipes import load_recipe
 
     recipe = {"lilliput": 1, **asked}
@@ -162,7 +162,7 @@ def _go(terminal: Terminal, verb: str, asked: dict[str, Any], run: options.Saved
 
 
 def _write_recipe(recipe: dict[str, Any], path: Path) -> None:
-    """Write a recipe as JSON, or as YAML, of which JSON is a part."""
+    """Write a recipe as JSON, or as YAML, which includes JSON."""
     from lilliput.files import write_atomically
 
     if path.suffix not in (".yaml", ".yml", ".json"):
@@ -171,7 +171,7 @@ def _write_recipe(recipe: dict[str, Any], path: Path) -> None:
 
 
 def _rules(config: str | None, op_types: list[str] | None, rule: dict[str, Any]) -> dict[str, Any]:
-    """Return the ``config`` of a step from a file, or from what the options say."""
+    """Return the ``config`` of a step from a file, or from the options."""
     if config is not None:
         if op_types or rule:
             raise ConfigError(
@@ -196,7 +196,7 @@ def _export_step(
 
 
 def _parse_options(given: list[str] | None) -> dict[str, Any]:
-    """Return ``key=value`` pairs; a value is JSON if it reads as such, else text."""
+    """Return ``key=value`` pairs; a value is JSON if it is valid JSON, otherwise text."""
     parsed: dict[str, Any] = {}
     for text in given or []:
         key, equals, value = text.partition("=")

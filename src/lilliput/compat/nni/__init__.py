@@ -1,6 +1,6 @@
-"""Run code that was written for NNI's model compression: its import paths lead to our classes.
+"""Run code written for NNI's model compression: its import paths lead to our classes.
 
-Nothing happens until you ask for it, in one of two ways::
+Nothing happens until you request it, in one of two ways::
 
     python -m lilliput.compat.nni train.py --epochs 3     # a script, unchanged
 
@@ -9,7 +9,7 @@ Nothing happens until you ask for it, in one of two ways::
 
 The classes behind the old paths are Lilliput's own, so a model pruned through them is the same as
 one pruned through ``lilliput.torch``, or through ``lilliput.keras`` for the paths of TensorFlow. A
-process that does not start as a copy of this one (such as a spawned data loader worker) has to call
+process that is not a fork of this one (such as a spawned data loader worker) has to call
 ``install()`` itself.
 """
 

@@ -24,7 +24,7 @@ Run a program that was written for NNI's model compression, unchanged, with Lill
 
 
 def main(arguments: list[str]) -> None:
-    """Install the shim and run what the arguments name, as ``__main__``."""
+    """Install the shim and run the named program as ``__main__``."""
     force = arguments[:1] == ["--force"]
     rest = arguments[1:] if force else arguments
     if rest[:1] in (["-h"], ["--help"]):
@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> None:
         return
     if not Path(program[0]).exists():
         raise SystemExit(f"lilliput.compat.nni: there is no file {program[0]!r}.")
-    # Where "python -m" put the working directory, "python script.py" has the script's folder.
+    # "python -m" puts the working directory there, "python script.py" the script's folder.
     if Path(program[0]).is_file() and not getattr(sys.flags, "safe_path", False):
         sys.path[0] = os.path.dirname(os.path.realpath(program[0]))  # noqa: PTH120
     runpy.run_path(program[0], run_name="__main__")

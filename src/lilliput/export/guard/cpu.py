@@ -20,10 +20,10 @@ class Cpu:
     Parameters
     ----------
     has_vnni : bool
-        Whether they add products of 8-bit integers in 32 bits: x86 with VNNI, and ARM. A file for CPUs
+        Whether they accumulate products of 8-bit integers in 32 bits: x86 with VNNI, and ARM. A file for CPUs
         without it computes the same on both, on data like those of the calibration.
     is_this : bool
-        Whether that was read from the CPU that exported the file, not given as ``assume_vnni``.
+        Whether this was detected on the exporting CPU instead of passed as ``assume_vnni``.
     """
 
     has_vnni: bool

@@ -1,4 +1,4 @@
-"""Apply the saturation guard to all quantizers on a model."""
+"""Apply the saturation guard to all quantizers of a model."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def sample_inputs(model: Any) -> list[Inputs]:
 
 
 def guard_model(simulation: Simulation, batches: Sequence[Inputs], change: bool) -> list[Guarded]:
-    """Return which layers could saturate on data like these; ``change`` the weights so that none does."""
+    """Return which layers could saturate on data like these; ``change`` the weights to prevent it."""
     found: list[Guarded] = []
     for quantizer in quantizers_on(simulation.model):
         rows = guard(
@@ -91,7 +91,7 @@ def scales_of(model: Any) -> Scales:
 
 
 def set_scales(model: Any, scales: Mapping[tuple[str, str], Array]) -> None:
-    """Put scales back."""
+    """Restore scales."""
     for wrapper, name, tensor in list(_held(model)):
         if (wrapper.name, name) in scales:
             value = namespace(tensor).from_numpy(scales[wrapper.name, name], tensor)

@@ -6,18 +6,18 @@ import numpy as np
 
 from lilliput.frameworks.exporting.simulation import Array
 
-LIMIT = 32767  # on both sides: a folded batch norm may turn signs around
-MARGIN = 1.1  # other data may have somewhat larger activations than what was seen
+LIMIT = 32767  # on both sides: a folded batch norm may flip signs
+MARGIN = 1.1  # other data may have somewhat larger activations
 ENOUGH = (
     256  # values of a channel to be seen; with fewer, activations may be as large as their grid
 )
-AIM = LIMIT - 510  # rounding anew may enlarge the sum of a pair: by 255 each
+AIM = LIMIT - 510  # rounding again may enlarge the sum of a pair by 255 each
 
 
 def worst_pairs(weight: Array, largest: Array | None = None, groups: int = 1) -> Array:
-    """Return how large the sum of a pair of products can get in each output channel, in magnitude.
+    """Return the largest possible sum of a pair of products in each output channel, in magnitude.
 
-    Those above ``LIMIT`` saturate. Never less than what occurred while inputs were watched, rarely more.
+    Sums above ``LIMIT`` saturate. It is never less than the sums that occurred, and rarely more.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ def worst_pairs(weight: Array, largest: Array | None = None, groups: int = 1) ->
         The integers: (outputs, inputs), or (outputs, inputs per group, *kernel).
     largest : array, optional
         Two rows: the largest stored integer of each input channel, and the largest sum of each channel
-        and the next at the same place; by default all activations are 255.
+        and the next at the same position; by default all activations are 255.
     groups : int
         The groups of the convolution.
 

@@ -1,18 +1,18 @@
-"""Where integer kernels of CPUs without VNNI give wrong results, and what prevents it.
+"""Where integer kernels of CPUs without VNNI give wrong results, and how to prevent it.
 
 Such x86 CPUs multiply unsigned activations by signed weights with ``vpmaddubsw``: two neighbouring products
-are added in 16 bits and cut to -32768 ... 32767, silently. Found by experiment with ONNX Runtime 1.31 on
-AVX2; NumPy by these rules equals it bit for bit on 200 random layers:
+are added in 16 bits and silently clipped to -32768 ... 32767. Determined by experiment with ONNX Runtime 1.31
+on AVX2; an emulation in NumPy with these rules equals it bit by bit on 200 random layers:
 
 - Pairs are the entries (0, 1), (2, 3), ... of the sum over inputs, in the order of the input features in
   Gemm and MatMul (QGemm, QLinearMatMul, MatMulIntegerToFloat), and of (kernel position, channel within the
-  group) in Conv (QLinearConv): with an odd number of channels, pairs reach over two positions.
-- Numbers of rows (one included), outputs and threads, stride, dilation, one scale or many: no difference.
-- Multiplied are the stored integers, zero point included (of signed activations ``q + 128``); padding holds
+  group) in Conv (QLinearConv): with an odd number of channels, pairs span two positions.
+- Numbers of rows (including one), outputs and threads, stride, dilation, one scale or many: no difference.
+- The stored integers are multiplied, zero point included (``q + 128`` for signed activations); padding is
   the zero point. Pairs of 64 * 255 fit: 7 bits never saturate, nor do two weights of opposite signs.
 - Depthwise (one channel in, one out per group) and unsigned weights never do; ConvTranspose runs in float.
 
-EfficientNet-Lite0, emulated by these rules, 8 photos, against float: 21.0 dB without saturation, 9.2 with;
+EfficientNet-Lite0, emulated with these rules, 8 photos, against float: 21.0 dB without saturation, 9.2 with;
 7 bits in the 31 layers at risk 18.0, coarser scales in their channels 20.4. MiniLM: 16.7, 16.1, 16.4, 16.3.
 """
 
@@ -46,9 +46,9 @@ def watch_inputs(
     """Run batches, and return the largest stored integers that reach each layer that might saturate.
 
     For each layer two rows: the largest of each input channel, and the largest sum of each channel and
-    the next at the same place. ``forward(model, batch)`` is as in ``calibrate``. Layers of which fewer than
-    ``enough`` values per channel were seen are left out, and those with the range of each call: their
-    integers fill the grid, whatever the data.
+    the next at the same position. ``forward(model, batch)`` is as in ``calibrate``. Layers with fewer than
+    ``enough`` observed values per channel are skipped, and so are dynamic ones: their integers fill the
+    grid, whatever the data.
     """
     return _watch(quantizer, list(candidates(quantizer)), batches, forward, enough)
 
@@ -60,7 +60,7 @@ def _watch(
     forward: Callable[..., Any] | None,
     enough: int,
 ) -> dict[str, Array]:
-    """As :func:`watch_inputs`, of layers that were found before."""
+    """As :func:`watch_inputs`, for given layers."""
     model = quantizer.bound_model
     part: AddingUp = part_for(model, "export.sums")
     seen: dict[str, Array] = {}
@@ -83,7 +83,7 @@ def _watch(
 
 
 class _Counted:
-    """Batches, and how many there were."""
+    """Batches, and their number."""
 
     def __init__(self, batches: Iterable[Any]) -> None:
         self.batches, self.count = batches, 0
@@ -102,12 +102,12 @@ def guard(
     change: bool = True,
     enough: int = 0,
 ) -> list[Guarded]:
-    """Keep the layers of a quantizer from saturating on data like these; return which could.
+    """Keep the layers of a quantizer from saturating on data like these; return those that could.
 
     A quantizer with ``coarsen_weight(wrapper, factors)`` multiplies the weight's scales, by a factor for
     each output channel; one with ``reduce_bits(wrapper, bits)`` gives the layer 7 bits. Others are only
-    reported, and so are all without ``change``. Layers are looked at if they quantize both their weight
-    and their input, with 8 bits. Where fewer than ``enough`` values of a channel were seen, its activations
+    reported, and so are all without ``change``. Layers are checked if they quantize both their weight
+    and their input, with 8 bits. If fewer than ``enough`` values of a channel were observed, its activations
     may be as large as their grid.
     """
     layers = list(candidates(quantizer))
@@ -149,7 +149,7 @@ def candidates(quantizer: Any) -> Iterator[Candidate]:
 
 
 def _weight_of(wrapper: Any) -> Tensor:
-    """Return the weight that a layer computes with."""
+    """Return the weight that a layer uses."""
     weight = getattr(wrapper.module, wrapper.layer_info.weight_name)
     return namespace(weight).detach(weight)
 
@@ -157,13 +157,13 @@ def _weight_of(wrapper: Any) -> Tensor:
 def _examine(
     qparams: QParams, wrapper: Any, sums: Sums, largest: Array | None
 ) -> tuple[Array, int]:
-    """Return the worst sums of a layer as it is quantized now, and the bits of its weight."""
+    """Return the worst sums of a layer as currently quantized, and the bits of its weight."""
     layer = wrapper.layer_info
     integers = to_array(qparams.to_integers(_weight_of(wrapper)))
     if largest is not None:
         largest = np.minimum(largest * MARGIN, [[255.0], [510.0]])
     worst = worst_pairs(sums.rows(integers), largest, sums.groups)
-    # One scale may be for several outputs.
+    # One scale may cover several outputs.
     worst = worst.reshape([layer.shape[axis] for axis in sums.outputs])
     others = tuple(i for i, axis in enumerate(sums.outputs) if axis != layer.out_axis)
     return worst.max(axis=others), qparams.grid.bits
@@ -184,8 +184,8 @@ def _watcher(
         for tensor in tensors:
             rows = sums.by_channel(to_array(tensor).astype(np.float32, copy=False))
             if rows is None:
-                continue  # not what is multiplied by the weight
-            # What is on the grid grows with its integers, so that they are found after the largest.
+                continue  # not the input that is multiplied by the weight
+            # The grid is monotonic, so the integers are computed from the largest values.
             single = rows.max(1)
             double = np.concatenate([(rows[:-1] + rows[1:]).max(1), single[-1:]])
             single = (np.rint(single / scale) + zero).clip(grid.low, grid.high)

@@ -1,4 +1,4 @@
-"""How long a LiteRT file takes on this machine."""
+"""Measure the latency of a LiteRT file on this machine."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from lilliput.errors import ExportError
 def litert_latency(
     path: str | os.PathLike[str], batch_size: int = 1, *, threads: int = 1, repeats: int = 30
 ) -> float:
-    """Return the milliseconds that LiteRT takes for one batch: the least of several runs.
+    """Return the milliseconds that LiteRT takes for one batch: the minimum of several runs.
 
     Parameters
     ----------
     path : str or path-like
         A ``.tflite`` file.
     batch_size : int
-        The first size of the inputs, where the file leaves it open.
+        The first size of the inputs, if it is dynamic.
     threads : int
-        How many threads compute.
+        The number of threads.
     repeats : int
-        How often to run it; what else the machine does makes some of the runs slower, none faster.
+        The number of runs; other load makes some of them slower, none faster.
     """
     from lilliput.export.keras.litert.run import interpreter_of
 

@@ -40,30 +40,30 @@ def export_litert(
 ) -> ExportResult:
     """Write a Keras model as a LiteRT (TFLite) file that runs on integers, execute it, and compare.
 
-    Weights are stored as int8 and activations are quantized where the simulation does so, with exactly its
-    scales; batch norms are folded. Masks of pruners are applied. What LiteRT has no integer kernel
-    for stays in floating point, as simulated; the result says what, and why. Nothing of the model changes.
-    Keras on JAX or torch exports in a process of its own, with TensorFlow.
+    Weights are stored as int8 and activations are quantized as in the simulation, with exactly its
+    scales; batch norms are folded. Masks of pruners are applied. Layers without an integer kernel in LiteRT
+    stay in floating point, as simulated; the result lists them with the reasons. The model is not changed.
+    Keras on JAX or torch exports in a separate process, with TensorFlow.
 
     Parameters
     ----------
     quantizer_or_model : Compressor or keras.Model
-        A compressor after ``compress()``, or a model with or without compressors on it.
+        A compressor after ``compress()``, or a model with or without compressors.
     path : str or path-like
         The file to write, ending in ``.tflite``.
     example_inputs : array, tuple or dict, optional
-        What the model is called with; a tuple holds several arguments. By default what calibration saw,
+        Inputs of the model; a tuple contains several arguments. By default those of the calibration,
         or random numbers.
     io : str
-        ``"float"``: the file takes and returns float32, as the model does. ``"int8"``: it takes and
-        returns the integers that it computes with.
+        ``"float"``: the file accepts and returns float32, like the model. ``"int8"``: it accepts and
+        returns the integers that it uses internally.
     dynamic_batch : bool
-        Whether the file takes batches of any size: the first axis of the inputs.
+        Whether the file accepts batches of any size: the first axis of the inputs.
     check : bool
         Whether to execute the file and compare it with the simulation before it is written.
     min_sqnr : float
-        The lowest signal to noise ratio in dB of the outputs, against the simulation given the same
-        integers, at which the file is written. Quantized tensors may be one step of their grid off.
+        The lowest signal-to-noise ratio in dB of the outputs, compared with the simulation on the same
+        integers, at which the file is written. Quantized tensors may be off by one step of their grid.
     calibration : iterable, optional
         More inputs to compare on; by default the first batches of ``calibrate()``.
 
@@ -75,7 +75,7 @@ def export_litert(
     Raises
     ------
     ExportError
-        If the model cannot be written exactly, or the executed file differs. No file is left then.
+        If the model cannot be written exactly, or the executed file differs. No file is written then.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""Recurrent layers that a file runs as a loop: listed in float, with what the model says they cost.
+"""Recurrent layers that a file runs as a loop: listed in float, with their costs from the model.
 
-Neither converter knows Keras' recurrent layers once their weights are quantized: they become a loop over
-steps whose body is a graph of its own, which no runtime computes on integers.
+Neither converter recognizes Keras' recurrent layers once their weights are quantized: they become a loop
+over steps with a separate graph as its body, which no runtime computes on integers.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ def loop_layers(
     Parameters
     ----------
     names : iterable of str
-        The names that the loops, or what they return, have in the file.
+        The names of the loops, or of their outputs, in the file.
     model, inputs
-        The model, and what it is called with.
+        The model and its inputs.
     kernel : str
-        What the runtime executes.
+        The kernel that the runtime executes.
     is_open : bool
-        Whether the file takes batches of any size, so that costs are those of one example.
+        Whether the file accepts batches of any size, so that costs are those of one example.
     """
     named = list(dict.fromkeys(names))
     if not named:

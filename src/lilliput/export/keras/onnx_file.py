@@ -33,9 +33,9 @@ def export_onnx(
 ) -> ExportResult:
     """Write a Keras model as an ONNX file that runs on integers, execute it, and compare.
 
-    The same as for torch models: weights are stored as integers, activations are quantized where the
-    simulation does so, batch norms are folded, masks of pruners are applied. The model is not changed,
-    except as ``assume_vnni`` says. Keras on JAX or torch exports in a process of its own, with TensorFlow.
+    The same as for torch models: weights are stored as integers, activations are quantized as in the
+    simulation, batch norms are folded, masks of pruners are applied. The model is not changed,
+    except by ``assume_vnni``. Keras on JAX or torch exports in a separate process, with TensorFlow.
 
     Parameters
     ----------
@@ -47,16 +47,18 @@ def export_onnx(
     opset : int
         The version of ONNX's operators, 21 or later.
     min_sqnr : float
-        The lowest signal to noise ratio in dB at which the file is written, of each quantized tensor and
-        of the outputs. Each is compared with the simulation given what the runtime computed before it, so
-        that roundings do not add up; from end to end the outputs may be further off, as the result says.
-        Kernels that round activations which nothing quantizes (MatMulNBits) are judged without that.
+        The lowest signal-to-noise ratio in dB at which the file is written, of each quantized tensor
+        and of the outputs. Each is compared with the simulation on the tensors that the runtime
+        computed before it, so that roundings do not add up; end to end, the outputs may differ more, as
+        stated in the result. Kernels that round unquantized activations (MatMulNBits) are compared
+        without that rounding.
     calibration : iterable, optional
         More inputs to compare on, and for the guard; by default the first batches of ``calibrate()``.
     assume_vnni : bool, optional
-        Whether the CPUs that will run the file add 8-bit products in 32 bits (VNNI, ARM). False: weights are
-        made coarser where 16-bit sums would saturate without it, which changes the quantizer's scales for
-        good. True: never. None: as this CPU is. The result says which CPUs the file is for.
+        Whether the CPUs that will run the file accumulate 8-bit products in 32 bits (VNNI, ARM). False:
+        weights are made coarser where 16-bit sums would saturate without it, which permanently changes
+        the quantizer's scales. True: never. None: as on this CPU. The result states the CPUs that the
+        file is for.
     quantizer_or_model, example_inputs, dynamic_batch, check
         As in :func:`lilliput.keras.export_litert`, whose result and errors it shares.
     """

@@ -1,4 +1,4 @@
-"""In which layer something was traced, from the names that TensorFlow gives."""
+"""Find the layer in which something was traced, from the names that TensorFlow assigns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def layer_of(name: str, paths: Sequence[str]) -> str:
-    """Return the path of the layer in whose scope something was made, empty if there is none.
+    """Return the path of the layer whose scope a name belongs to, or an empty string.
 
     TensorFlow adds numbers to names that it has seen before.
 

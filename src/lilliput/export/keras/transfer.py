@@ -1,7 +1,7 @@
-"""Files are written by TensorFlow: here, or in another process where Keras runs on JAX or torch.
+"""Files are written by TensorFlow: here, or in another process if Keras runs on JAX or torch.
 
-The plain model travels as a ``.keras`` file, each quantizer as its class, its rules and its state, pruners
-as their masks, the inputs as arrays; the file and the result come back.
+The plain model is transferred as a ``.keras`` file, each quantizer as its class, its rules and its state,
+pruners as their masks, and the inputs as arrays; the file and the result are returned.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MODEL, JOB, ARRAYS, REPORT, RESULT = (
     *("model.keras", "job.json", "arrays.npz"),
     *("report.json", "result.npz"),
 )
-_SAME = 10.0  # dB: two backends that compute the same model, with roundings that fall otherwise
+_SAME = 10.0  # dB: two backends of the same model, with different rounding
 _OWN = ("op_types", "op_names")
 
 
@@ -62,7 +62,7 @@ def write_by_tensorflow(
 def _gather_inputs(
     model: Any, example_inputs: Any, calibration: Iterable[Any] | None
 ) -> tuple[Inputs, list[Inputs]]:
-    """Return what to trace with, and what else to compare on."""
+    """Return the inputs for tracing, and others to compare on."""
     part = part_of("keras", "export.simulation")
     if calibration is None:
         calibration = [tuple(args) for args, _ in sample_inputs(model)]
@@ -141,7 +141,7 @@ def _rule(wrapper: Any) -> dict[str, Any]:
 
 
 def _options(quantizer: Any) -> dict[str, Any]:
-    """Return the plain attributes of a quantizer: what its constructor was given."""
+    """Return the plain attributes of a quantizer: the arguments of its constructor."""
     found = {}
     for name, value in vars(quantizer).items():
         if not name.startswith("_") and isinstance(value, (bool, int, float, str, type(None))):
@@ -150,7 +150,7 @@ def _options(quantizer: Any) -> dict[str, Any]:
 
 
 def _packed(inputs: Inputs, arrays: dict[str, Array]) -> Any:
-    """Return arguments as plain data, with names in place of arrays."""
+    """Return arguments as plain data, with names instead of arrays."""
 
     def pack(x: Any) -> Any:
         if isinstance(x, Mapping):
@@ -165,7 +165,7 @@ def _packed(inputs: Inputs, arrays: dict[str, Array]) -> Any:
 
 
 def unpacked(packed: Any, arrays: Mapping[str, Array]) -> Any:
-    """Return what :func:`_packed` was given."""
+    """Return the arguments given to :func:`_packed`."""
     if isinstance(packed, str):
         return arrays[packed]
     ((kind, content),) = packed.items()
@@ -176,7 +176,7 @@ def unpacked(packed: Any, arrays: Mapping[str, Array]) -> Any:
 
 
 def _run(folder: Path) -> dict[str, Any]:
-    """Run the other process, and return its report, or raise what it raised."""
+    """Run the other process, and return its report, or raise its error."""
     environment = {
         **os.environ,
         "KERAS_BACKEND": "tensorflow",
@@ -200,7 +200,7 @@ def _run(folder: Path) -> dict[str, Any]:
 
 
 def _compare(model: Any, inputs: Inputs, received: Mapping[str, Array]) -> None:
-    """Refuse if the model computes something else on TensorFlow."""
+    """Raise if the model computes different outputs on TensorFlow."""
     outputs = part_of("keras", "export.moving").outputs_of(model, inputs)
     for number, output in enumerate(outputs):
         found = sqnr(output, received[f"output {number}"])
@@ -213,7 +213,7 @@ def _compare(model: Any, inputs: Inputs, received: Mapping[str, Array]) -> None:
 
 
 def _take_scales(model: Any, report: Mapping[str, Any], received: Mapping[str, Array]) -> None:
-    """Take over the scales that a guard has changed."""
+    """Apply the scales that a guard has changed."""
     names = [tuple(x) for x in report["scales"]]
     set_scales(model, {(x[0], x[1]): received[f"scale {i}"] for i, x in enumerate(names)})
 

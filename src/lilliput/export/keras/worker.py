@@ -1,4 +1,4 @@
-"""The process in which models of Keras on JAX and torch are exported; see :mod:`transfer`."""
+"""The process that exports models of Keras on JAX and torch; see :mod:`transfer`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WRITERS: dict[str, tuple[Any, Any]] = {
 
 
 class HeldMasks(Pruner):
-    """Prune by masks that are known beforehand."""
+    """Prune by given masks."""
 
     def __init__(self, model: Any, masks: dict[str, Array]) -> None:
         self.masks = masks
@@ -40,7 +40,7 @@ class HeldMasks(Pruner):
 
 
 def main(folder: Path) -> None:
-    """Do the job in a folder, and leave the result there."""
+    """Do the job in a folder, and write the result there."""
     try:
         report = _work(folder)
     except LilliputError as error:

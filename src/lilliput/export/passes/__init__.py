@@ -1,1 +1,1 @@
-"""From a traced ONNX graph to the graph of a file; ``finish`` has the order."""
+"""From a traced ONNX graph to the graph of a file; the order is in ``finish``."""

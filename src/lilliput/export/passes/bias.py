@@ -15,7 +15,7 @@ _ROOMY = 2**30
 _SMALLEST = 1e-30  # a step of input scale times weight scale that every kernel can divide by
 _SHOWS = 0.1  # of a step
 _EIGHT_BITS = {ir.DataType.INT4: ir.DataType.INT8, ir.DataType.UINT4: ir.DataType.UINT8}
-# Pairs of products of 64 * 255 fit into 16 bits on every CPU; unsigned weights are not added up there.
+# Pairs of products of 64 * 255 fit into 16 bits on every CPU; unsigned weights are not affected.
 _DEEPEST = {ir.DataType.INT8: 64, ir.DataType.UINT8: 255}
 
 
@@ -31,7 +31,7 @@ def quantize_biases(draft: Draft) -> None:
 
 
 def _input_scale(value: ir.Value | None) -> Array | None:
-    """Return the scale of an activation that comes from integers, None if it does not."""
+    """Return the scale of an activation that comes from integers, or None."""
     while value is not None and (maker := value.producer()) is not None and maker.op_type in MOVERS:
         value = maker.inputs[0]
     node = producer(value, "DequantizeLinear")
@@ -53,7 +53,7 @@ def _write(draft: Draft, node: ir.Node, scale: Array, weight: Stored, bias: Arra
         wide = _give_depth(wide, scale, bias, axis)
         integers, steps = _in_steps(bias, scale, wide)
         if _is_coarse(node, _error(bias, integers, steps), scale, wide):
-            # As the output has its channels.
+            # In the shape of the output's channels.
             _add_behind(draft, node, bias.reshape(-1, *[1] * (wide.integers.ndim - 2)))
             return
     if not np.array_equal(wide.scale, np.broadcast_to(weight.scale, wide.scale.shape)):
@@ -71,7 +71,7 @@ def _write(draft: Draft, node: ir.Node, scale: Array, weight: Stored, bias: Arra
 
 
 def _in_steps(bias: Array, scale: Array, weight: Stored) -> tuple[Array, Array]:
-    """Return a bias as whole steps of input scale times weight scale, and the steps."""
+    """Return a bias as integer steps of input scale times weight scale, and the steps."""
     steps = np.asarray(scale * weight.scale, dtype=weight.scale.dtype)
     return np.rint(bias.astype(np.float64) / steps.astype(np.float64)), steps
 
@@ -81,7 +81,7 @@ def _error(bias: Array, integers: Array, steps: Array) -> float:
 
 
 def _is_coarse(node: ir.Node, error: float, scale: Array, weight: Stored) -> bool:
-    """Whether rounding a bias shows in the layer's output: with one or two bits, steps are large."""
+    """Whether rounding a bias is visible in the layer's output: with one or two bits, steps are large."""
     value: ir.Value | None = node.outputs[0]
     while value is not None and len(uses := list(value.uses())) == 1:
         reader = uses[0].node
@@ -94,7 +94,7 @@ def _is_coarse(node: ir.Node, error: float, scale: Array, weight: Stored) -> boo
 
 
 def _add_behind(draft: Draft, node: ir.Node, bias: Array) -> None:
-    """Add a bias behind its layer: left in there, ONNX Runtime makes it an int32."""
+    """Add a bias after its layer: inside, ONNX Runtime would convert it to int32."""
     output, found = node.outputs[0], node.inputs[2]
     name = found.name if found is not None and found.name else "bias"
     node.replace_input_with(2, None)
@@ -116,8 +116,8 @@ def _add_behind(draft: Draft, node: ir.Node, bias: Array) -> None:
 def _give_room(weight: Stored, scale: Array, bias: Array, axis: int) -> Stored:
     """Raise the scale of channels whose bias is too large for 32 bits, and round their weights to it.
 
-    Trained networks have filters with next to no weight and a bias, left by batch norm. Rounding moves
-    the output by at most ``inputs * 255 / 2 / 2**30`` of that bias: nothing next to a step of eight bits.
+    Trained networks have filters with almost no weight and a bias, left by batch norm. Rounding changes
+    the output by at most ``inputs * 255 / 2 / 2**30`` of that bias, negligible compared with an 8-bit step.
     """
     needed = np.maximum(np.abs(bias.astype(np.float64)) / _ROOMY, _SMALLEST) / float(scale)
     is_tight = needed > weight.scale
@@ -134,8 +134,8 @@ def _give_room(weight: Stored, scale: Array, bias: Array, axis: int) -> Stored:
 def _give_depth(weight: Stored, scale: Array, bias: Array, axis: int) -> Stored:
     """Store small integers as multiples of a power of two, so that the bias has finer steps.
 
-    Four bits go into eight in any case; shifted to the left, with a scale that is as much smaller, they
-    represent the same numbers. No further than 32 bits hold the bias.
+    Four bits are stored in eight in any case; shifted left, with a correspondingly smaller scale, they
+    represent the same numbers. The shift is limited so that the bias fits into 32 bits.
     """
     dtype = _EIGHT_BITS.get(weight.dtype, weight.dtype)
     rows = np.moveaxis(weight.integers, axis, 0).reshape(len(weight.scale), -1)

@@ -1,8 +1,8 @@
-"""For ONNX Runtime: products of integers whose scale is found in each call.
+"""For ONNX Runtime: products of integers with a scale that is computed in each call.
 
-``DynamicQuantizeLinear → DequantizeLinear → MatMul`` becomes ``DynamicQuantizeLinear → MatMulInteger``, with
-the product of both scales and the bias behind it, which the runtime fuses into one kernel
-(``DynamicQuantizeMatMul``, or ``MatMulIntegerToFloat`` where several layers read the same integers).
+``DynamicQuantizeLinear → DequantizeLinear → MatMul`` becomes ``DynamicQuantizeLinear → MatMulInteger``,
+followed by the product of both scales and the bias, which the runtime fuses into one kernel
+(``DynamicQuantizeMatMul``, or ``MatMulIntegerToFloat`` if several layers read the same integers).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SHAPERS = frozenset({"Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 
 
 def multiply_integers(draft: Draft) -> None:
-    """Multiply the integers of inputs with a scale of each call by those of weights."""
+    """Multiply the integers of dynamically quantized inputs by those of weights."""
     _move_integers(draft)
     for node in [node for node in draft.graph if node.op_type in ("MatMul", "Gemm")]:
         quantize, weight = _quantizer(node.inputs[0]), _columns(node)
@@ -31,7 +31,7 @@ def multiply_integers(draft: Draft) -> None:
 
 
 def _quantizer(value: ir.Value | None) -> ir.Node | None:
-    """Return what finds the scale of a tensor in each call, None if nothing does."""
+    """Return the node that computes the scale of a tensor in each call, or None."""
     source = producer(value, "DequantizeLinear")
     node = None if source is None or source.inputs[0] is None else source.inputs[0].producer()
     while node is not None and node.op_type in _SHAPERS and node.inputs[0] is not None:
@@ -40,7 +40,7 @@ def _quantizer(value: ir.Value | None) -> ir.Node | None:
 
 
 def _move_integers(draft: Draft) -> None:
-    """Transpose and reshape integers, not what they represent: attention does so with its inputs."""
+    """Transpose and reshape integers, not the values they represent, as attention does with its inputs."""
     for node in [node for node in draft.graph if node.op_type in _SHAPERS]:
         source, output = producer(node.inputs[0], "DequantizeLinear"), node.outputs[0]
         if source is None or _quantizer(node.inputs[0]) is None:
@@ -55,7 +55,7 @@ def _move_integers(draft: Draft) -> None:
 
 
 def _columns(node: ir.Node) -> Stored | None:
-    """Return the weight of a layer as the kernel takes it, with a scale for all or for each column."""
+    """Return the weight of a layer in the form of the kernel, with one scale or one per column."""
     stored = read(node.inputs[1])
     if stored is None or stored.integers.ndim != 2 or integer_attribute(node, "transA", 0):
         return None
@@ -66,7 +66,7 @@ def _columns(node: ir.Node) -> Stored | None:
 
 
 def _multiply(draft: Draft, node: ir.Node, quantize: ir.Node, weight: Stored) -> None:
-    """Put a product of integers in place of a layer and the addition of its bias."""
+    """Replace a layer and the addition of its bias by a product of integers."""
     output, held = node.outputs[0], node.inputs[1]
     stem = "weight" if held is None else name_of(held)
     _, scale, zero = quantize.outputs
@@ -93,7 +93,7 @@ def _multiply(draft: Draft, node: ir.Node, quantize: ir.Node, weight: Stored) ->
 
 
 def _keep_integers(draft: Draft) -> None:
-    """Compare the integers themselves where nobody reads what they represent any more."""
+    """Compare the integers themselves if nothing reads the values they represent any more."""
     for key, value in draft.tensors.items():
         source = producer(value, "DequantizeLinear")
         quantize = None if source is None else producer(source.inputs[0], DYNAMIC)

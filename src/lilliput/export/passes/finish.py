@@ -1,4 +1,4 @@
-"""From a traced ONNX graph to the graph of a file: all passes, in their order."""
+"""From a traced ONNX graph to the graph of a file: all passes, in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def finish(draft: Draft, target: str, outputs: Sequence[str]) -> Draft:
-    """Put integers into a graph that has ``Site`` nodes where it is quantized."""
+    """Replace the ``Site`` nodes of a graph by integer quantization."""
     from lilliput.export.passes.bias import quantize_biases
     from lilliput.export.passes.fit import fit_target, prepare_target
     from lilliput.export.passes.fold import fold_norms
@@ -39,7 +39,7 @@ def finish(draft: Draft, target: str, outputs: Sequence[str]) -> Draft:
 def write_float(
     traced: Any, target: str, outputs: Sequence[str], path: Path, pack: Any = None
 ) -> None:
-    """Write a trace as a file without any quantization: what a quantized file is compared with."""
+    """Write a trace as a file without quantization, to compare a quantized file with."""
     from lilliput.export.packed import packing
     from lilliput.export.passes.graph import Draft
 

@@ -1,4 +1,4 @@
-"""Fifth pass: what each runtime wants, and what the user should know about it."""
+"""Fifth pass: adapt the graph to each runtime, and collect notes for the user."""
 
 from __future__ import annotations
 
@@ -45,24 +45,24 @@ def check_target(target: Any) -> str:
 
 
 def prepare_target(draft: Draft, target: str) -> None:
-    """Rewrite layers to the form that a runtime has integer kernels for, before biases are integers."""
+    """Rewrite layers to the form for which a runtime has integer kernels, before biases are integers."""
     for step in TARGETS[target].before:
         step(draft)
     draft.sweep()
 
 
 def fit_target(draft: Draft, target: str) -> None:
-    """Rewrite what a runtime would otherwise compute in floating point."""
+    """Rewrite operators that a runtime would otherwise compute in floating point."""
     for step in TARGETS[target].after:
         step(draft)
     draft.sweep()
 
 
 def clip_integers(draft: Draft) -> None:
-    """Cut ranges behind QuantizeLinear, so that it can be fused with the layer before.
+    """Clip after QuantizeLinear instead of before, so that it can be fused with the preceding layer.
 
-    Rounding keeps the order of numbers, so that the integers of cut numbers are the cut integers. What a
-    ReLU6 cuts off is often beyond the last integer: then nothing is left to do.
+    Rounding is monotonic, so the integers of clipped numbers are the clipped integers. The bound of a
+    ReLU6 is often beyond the last integer: then no clip is needed.
     """
     for node in [node for node in draft.graph if node.op_type == "QuantizeLinear"]:
         source, bounds = node.inputs[0], (-math.inf, math.inf)
@@ -99,7 +99,7 @@ def _cut_behind(draft: Draft, node: ir.Node, source: ir.Value, bounds: tuple[flo
 
 
 def widen_weights(draft: Draft) -> None:
-    """Store four-bit weights in eight where the input is quantized: kernels take pairs of eight bits."""
+    """Store four-bit weights in eight if the input is quantized: kernels multiply pairs of eight bits."""
     widened = []
     for node in layers_of(draft.graph):
         stored, weight = read(node.inputs[1]), node.inputs[1]
@@ -118,7 +118,7 @@ def widen_weights(draft: Draft) -> None:
 
 
 def refuse_ragged(draft: Draft) -> None:
-    """Refuse groups of unequal size, which OpenVINO cannot read."""
+    """Raise for groups of unequal size, which OpenVINO cannot read."""
     for node in draft.graph:
         stored = read(node.outputs[0]) if node.op_type == "DequantizeLinear" else None
         if stored is not None and stored.block_size is not None and stored.axis is not None:
@@ -133,7 +133,7 @@ def refuse_ragged(draft: Draft) -> None:
 def unfold_gemms(draft: Draft) -> None:
     """Turn a Gemm with an integer weight and a float input into MatMul and Add.
 
-    Runtimes multiply with weights of four or eight bits, unpacked on the way, in MatMul only.
+    Runtimes support weights of four or eight bits, unpacked on the fly, in MatMul only.
     """
     for node in [node for node in draft.graph if node.op_type == "Gemm"]:
         stored, weight = read(node.inputs[1]), node.inputs[1]

@@ -13,7 +13,7 @@ from lilliput.export.passes.propagate import quantize_behind
 
 
 def flatten_linears(draft: Draft) -> None:
-    """Turn MatMul and Add into Reshape, Gemm and Reshape, where input and weight are integers."""
+    """Turn MatMul and Add into Reshape, Gemm and Reshape, if input and weight are integers."""
     rows: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
     for node in [node for node in draft.graph if node.op_type == "MatMul"]:
         add = only_reader(node.outputs[0])
@@ -28,7 +28,7 @@ def _is_linear(node: ir.Node, add: ir.Node) -> bool:
     if stored is None or source is None or shape is None or len(shape) < 3:
         return False
     if array_of(source.inputs[1]) is None:
-        return False  # its scale is that of each call
+        return False  # it is quantized dynamically
     if stored.integers.ndim != 2 or stored.block_size is not None:
         return False
     bias = _bias(node, add)
@@ -44,7 +44,7 @@ def _bias(node: ir.Node, add: ir.Node) -> tuple[ir.Value, np.ndarray] | None:
 def _flatten(
     draft: Draft, node: ir.Node, add: ir.Node, rows: dict[ir.Value, tuple[ir.Value, ir.Value]]
 ) -> None:
-    """Put a Gemm in place of two nodes; ``rows`` has tensors as rows, and what they come from."""
+    """Replace two nodes by a Gemm; ``rows`` maps tensors to their form as rows and its origin."""
     data, weight, found = node.inputs[0], node.inputs[1], _bias(node, add)
     shape = add.outputs[0].shape
     if data is None or weight is None or weight.shape is None or found is None or shape is None:
@@ -65,7 +65,7 @@ def _flatten(
 
 
 def _sizes(draft: Draft, before: ir.Node, origin: ir.Value, shape: ir.Shape) -> ir.Value:
-    """Return the shape to put back: a constant, or with several open sizes that of what came in."""
+    """Return the original shape: a constant, or with several dynamic sizes the shape of the input."""
     sizes = [size if isinstance(size, int) else -1 for size in shape]
     if sizes.count(-1) <= 1:
         return draft.constant(np.asarray(sizes), _name(sizes))
@@ -80,7 +80,7 @@ def _sizes(draft: Draft, before: ir.Node, origin: ir.Value, shape: ir.Shape) -> 
 
 
 def _last(value: ir.Value) -> ir.Value:
-    """Return what a layer's output has become behind its activation and quantizer."""
+    """Return a layer's output after its activation and quantizer."""
     start = value
     behind: list[ir.Value] = []
     while (reader := only_reader(value)) is not None:
@@ -98,7 +98,7 @@ def _last(value: ir.Value) -> ir.Value:
 
 
 def _put_back(draft: Draft, value: ir.Value, sizes: ir.Value, shape: ir.Shape) -> ir.Value | None:
-    """Give a tensor of rows its shape again, for all who read it, and return what they read."""
+    """Restore the shape of a tensor of rows for all its readers, and return what they read."""
     place = value.producer()
     if place is None:
         return None
@@ -109,7 +109,7 @@ def _put_back(draft: Draft, value: ir.Value, sizes: ir.Value, shape: ir.Shape) -
     output.type, output.shape = value.type, shape
     held = [key for key, tensor in draft.tensors.items() if tensor is value]
     draft.replace(value, output)
-    draft.tensors.update(dict.fromkeys(held, value))  # the rows are what is compared
+    draft.tensors.update(dict.fromkeys(held, value))  # the rows are compared
     node.replace_input_with(0, value)
     return quantize_behind(draft, node)
 

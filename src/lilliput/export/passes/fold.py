@@ -1,7 +1,7 @@
-"""Second pass: fold a BatchNormalization into the layer in front of it, exactly.
+"""Second pass: fold a BatchNormalization into the preceding layer, exactly.
 
-``y = f * (conv(x) - mean) + beta`` with one factor ``f`` per channel. Integers of a weight stay as
-they are, but for the sign where a factor is negative; the factor goes into the scales.
+``y = f * (conv(x) - mean) + beta`` with one factor ``f`` per channel. The integers of a weight do not
+change, except for the sign if a factor is negative; the factor goes into the scales.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def fold_norms(draft: Draft) -> None:
 
 
 def _channel_axis(layer: ir.Node) -> int | None:
-    """Return which axis of a layer's weight counts output channels, None if it cannot be folded."""
+    """Return the output channel axis of a layer's weight, or None if it cannot be folded."""
     if layer.op_type == "Conv":
         return 0
     if layer.op_type == "ConvTranspose" and integer_attribute(layer, "group", 1) == 1:
@@ -70,7 +70,7 @@ def _set_bias(layer: ir.Node, bias: ir.Value) -> None:
 def _scaled_weight(
     draft: Draft, layer: ir.Node, weight: ir.Value, factor: Array, axis: int
 ) -> ir.Value | None:
-    """Return the weight times one factor per output channel, None if it is not a constant."""
+    """Return the weight times one factor per output channel, or None if it is not a constant."""
     stored = read(weight)
     if stored is not None:
         scaled = scale_channels(stored, factor, axis)
@@ -91,9 +91,9 @@ def _scaled_weight(
 
 
 def scale_channels(stored: Stored, factor: Array, axis: int) -> Stored | None:
-    """Return integers that represent one factor per channel times what they represented.
+    """Return integers that represent the same numbers times one factor per channel.
 
-    None if a sign cannot be turned: int8 has -128 but not 128.
+    None if a sign cannot be flipped: int8 has -128 but not 128.
 
     Examples
     --------
@@ -122,6 +122,6 @@ def scale_channels(stored: Stored, factor: Array, axis: int) -> Stored | None:
     scale = (wide.scale.astype(np.float64) * size).astype(wide.scale.dtype)
     if not np.isfinite(scale).all():
         return None
-    # A filter without weights has the smallest of all scales, and a factor below one leaves nothing of it.
+    # A filter without weights has the smallest scale, and a factor below one would make it zero.
     scale = np.maximum(scale, np.finfo(scale.dtype).tiny)
     return replace(wide, integers=integers, scale=scale)

@@ -1,12 +1,13 @@
 """For ONNX Runtime: weights that are stored in four bits and multiplied in eight.
 
-The kernel that multiplies four bits (``MatMulNBits``) is as fast as float with 16 rows and slower with more,
-on CPUs without VNNI. Those for eight bits are nearly as fast with one row, and much faster with many. So the
-file holds four bits in groups, and a few nodes without inputs make eight of them, which the runtime computes
-once, when it opens the file: ``Cast → Sub → Mul`` to what the groups represent, then ``QuantizeLinear``.
+The four-bit kernel (``MatMulNBits``) is as fast as float with 16 rows and slower with more, on CPUs
+without VNNI. Those for eight bits are nearly as fast with one row, and much faster with many. So the
+file contains four bits in groups, and a few nodes without inputs widen them to eight, which the runtime
+computes once, when it loads the file: ``Cast → Sub → Mul`` to the values of the groups, then
+``QuantizeLinear``.
 
-stories15M, speed over float in ONNX Runtime 1.31 on AVX2, one thread, with 1, 16 and 128 tokens:
-``MatMulNBits`` 2.8, 1.2 and 0.9 in blocks of 32, 2.5, 1.0 and 0.9 in blocks of 128, with activations in float
+stories15M, speed relative to float in ONNX Runtime 1.31 on AVX2, one thread, with 1, 16 and 128 tokens:
+``MatMulNBits`` 2.8, 1.2 and 0.9 in blocks of 32, 2.5, 1.0 and 0.9 in blocks of 128, with float activations
 1.0, 0.8 and 1.0; the kernels for eight bits, in a file of ``quantize_dynamic``, 2.3, 1.8 and 1.8.
 """
 
@@ -26,7 +27,7 @@ _FOUR_BITS = (ir.DataType.INT4, ir.DataType.UINT4)
 
 
 def pack_groups(draft: Draft) -> None:
-    """Store weights as the groups they come from, and let the runtime widen them."""
+    """Store weights as their original groups, and let the runtime widen them."""
     for place in {id(x.wrapper): x for x in draft.places if x.is_weight}.values():
         if place.qparams is not None and place.qparams.groups is not None:
             _pack(draft, place)
@@ -34,7 +35,7 @@ def pack_groups(draft: Draft) -> None:
 
 
 def packed_type(value: ir.Value | None) -> str:
-    """Return the type of four bits that a weight is computed from, empty if it is not."""
+    """Return the four-bit type that a weight is computed from, or an empty string."""
     while value is not None and value.dtype not in _FOUR_BITS:
         node = value.producer()
         value = node.inputs[0] if node is not None and node.op_type in _MAKERS else None
@@ -43,7 +44,7 @@ def packed_type(value: ir.Value | None) -> str:
 
 
 def _pack(draft: Draft, place: Place) -> None:
-    """Replace the integers of a weight, upright or turned, by what computes them."""
+    """Replace the integers of a weight, transposed or not, by nodes that compute them."""
     wide = on_grid(place)
     readers = [
         x for x in draft.graph.initializers.values() if x.uses() and x.const_value is not None
@@ -75,7 +76,7 @@ def _holds(value: ir.Value, integers: Array) -> bool:
 
 
 def _computed(draft: Draft, place: Place, wide: Array, columns: Array) -> ir.Value | None:
-    """Return the integers of a weight, computed from its groups; None if these are not of one size."""
+    """Return the integers of a weight, computed from its groups; None if these differ in size."""
     held = place.qparams.groups if place.qparams is not None else None
     if held is None or held.qparams.grid.axis is None:
         return None
@@ -122,7 +123,7 @@ def _computed(draft: Draft, place: Place, wide: Array, columns: Array) -> ir.Val
 def _check(
     place: Place, wide: Array, integers: Array, scale: Array, zero: Array, columns: Array
 ) -> None:
-    """Refuse if the file would compute other integers than the simulation has."""
+    """Raise if the file would compute other integers than the simulation."""
     axis = 1 - (place.qparams.groups.qparams.grid.axis or 0) % 2  # type: ignore[union-attr]
     reals = ((integers - zero).astype(np.float32) * scale).reshape(wide.shape)
     made = np.rint(reals / np.expand_dims(columns, 1 - axis))

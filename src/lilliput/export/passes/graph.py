@@ -1,4 +1,4 @@
-"""Small steps on an ONNX graph: read constants, add them, put nodes in, take dead ones out."""
+"""Small edits of an ONNX graph: read and add constants, insert nodes, remove dead ones."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ SCOPES = "pkg.torch.onnx.name_scopes"
 OWN_SCOPES = "lilliput.name_scopes"
 _SLICE = re.compile(r"\.slice\((-?\w+), (-?\w+), (-?\w+)\)\.(\d+)")
 
-# Nodes that multiply by weights, or two activations: what integer kernels are for.
+# Nodes that multiply by weights, or two activations: those with integer kernels.
 LAYERS = frozenset(MACS)
 CONTRIB = "com.microsoft"  # the domain of ONNX Runtime's own operators
-_OWN_ATTENTION = (CONTRIB, "Attention")  # another operator than the one of ONNX
+_OWN_ATTENTION = (CONTRIB, "Attention")  # a different operator than that of ONNX
 
 
 @dataclass(eq=False)
 class Draft:
-    """An ONNX model on its way to the file.
+    """An ONNX model under construction.
 
     Parameters
     ----------
     model : onnx_ir.Model
         The graph that the passes edit.
     places : list of Place
-        What the ``Site`` nodes of the graph represent.
+        The placements of the ``Site`` nodes.
     tensors : dict
-        From (place, position, call) to the tensor of the file that holds the quantized activation.
+        From (place, position, call) to the tensor of the quantized activation in the file.
     notes : list of str
-        What the user should know.
+        Notes for the user.
     sizes : OpenSizes, optional
-        What the trace leaves open, and which sizes it is right for; None if that is not known.
+        The dynamic sizes of the trace, and those for which it is valid; None if unknown.
     traced : onnx_ir.Model, optional
         A copy of the trace, before the passes.
     limits : dict
-        The largest of an open size that the model takes, by name, where one was found.
+        The largest accepted value of a dynamic size, by name, if one was found.
     """
 
     model: ir.Model
@@ -64,7 +64,7 @@ class Draft:
         return self.model.graph
 
     def constant(self, array: Any, name: str, dtype: ir.DataType | None = None) -> ir.Value:
-        """Add an initializer; an equal one of the same name is used again."""
+        """Add an initializer, or reuse an equal one of the same name."""
         tensor = ir.tensor(np.asarray(array), dtype=dtype)
         chosen, number = name, 1
         while (held := self.graph.initializers.get(chosen)) is not None or chosen in self._names():
@@ -87,7 +87,7 @@ class Draft:
         domain: str = "",
         outputs: int = 1,
     ) -> ir.Value:
-        """Put a node in front of another, and return its first output."""
+        """Insert a node before another, and return its first output."""
         node = ir.node(op_type, inputs, attributes or {}, domain=domain, num_outputs=outputs)
         self.model.opset_imports.setdefault(domain, 1)
         scopes = before.metadata_props.get(OWN_SCOPES) or before.metadata_props.get(SCOPES)
@@ -130,7 +130,7 @@ class Draft:
         self.tensors = {k: v for k, v in self.tensors.items() if id(v) in alive}
 
     def tidy(self, outputs: Sequence[str]) -> None:
-        """Name the outputs, and leave out what tells of the tracing, such as paths of source files."""
+        """Name the outputs, and remove traces of the export, such as paths of source files."""
         taken = {value.name for value in (*self.graph.inputs, *self.graph.initializers.values())}
         if len(outputs) == len(self.graph.outputs):
             for value in [value for node in self.graph for value in node.outputs]:
@@ -165,7 +165,7 @@ def _is_equal(held: Any, tensor: Any) -> bool:
 
 
 def array_of(value: ir.Value | None) -> np.ndarray[Any, Any] | None:
-    """Return the content of a constant, None if the value is computed."""
+    """Return the content of a constant, or None if the value is computed."""
     if value is None or value.is_graph_input():
         return None
     tensor = ir.convenience.get_const_tensor(value)
@@ -173,13 +173,13 @@ def array_of(value: ir.Value | None) -> np.ndarray[Any, Any] | None:
 
 
 def producer(value: ir.Value | None, op_type: str) -> ir.Node | None:
-    """Return the node that makes a value, if it is of a type."""
+    """Return the node that produces a value, if it is of a type."""
     node = None if value is None else value.producer()
     return node if node is not None and node.op_type == op_type and node.domain == "" else None
 
 
 def bounds_of(node: ir.Node) -> tuple[float, float] | None:
-    """Return between which numbers a node leaves its input as it is, None if it is not a clip."""
+    """Return the bounds within which a node does not change its input, or None if it is not a clip."""
     if node.op_type == "Relu":
         return 0.0, math.inf
     if node.op_type != "Clip":
@@ -200,7 +200,7 @@ def integer_attribute(node: ir.Node, name: str, default: int) -> int:
 
 
 def only_reader(value: ir.Value) -> ir.Node | None:
-    """Return the one node that reads a value, None if others do or the model returns it."""
+    """Return the only node that reads a value, or None if there are others or the model returns it."""
     uses = value.uses()
     return next(iter(uses)).node if len(uses) == 1 and not value.is_graph_output() else None
 
@@ -226,7 +226,7 @@ def path_of(node: ir.Node) -> str:
 
 
 def _unsliced(match: re.Match[str]) -> str:
-    """Return ``.2`` for ``.slice(None, 6, None).2``: torch names what a loop over part of a list calls so."""
+    """Return ``.2`` for ``.slice(None, 6, None).2``, torch's name in a loop over part of a module list."""
     start, stop, step = (None if x == "None" else int(x) for x in match.groups()[:3])
     if (start or 0) >= 0 and (step or 1) > 0:
         return f".{(start or 0) + int(match[4]) * (step or 1)}"
@@ -235,14 +235,14 @@ def _unsliced(match: re.Match[str]) -> str:
 
 
 def keep_scopes(graph: ir.Graph) -> None:
-    """Note where layers come from, before optimizations fuse them and name them after a batch norm."""
+    """Record the modules of layers, before optimizations fuse them and name them after a batch norm."""
     for node in graph:
         if node.op_type in LAYERS and SCOPES in node.metadata_props:
             node.metadata_props[OWN_SCOPES] = node.metadata_props[SCOPES]
 
 
 def rename_sizes(graph: ir.Graph, names: Mapping[str, str]) -> None:
-    """Call open sizes by other names, also where other sizes are computed from them."""
+    """Rename dynamic sizes, also where other sizes are computed from them."""
     if not names:
         return
     pattern = re.compile(rf"\b({'|'.join(re.escape(x) for x in names)})\b")
@@ -260,7 +260,7 @@ def rename_sizes(graph: ir.Graph, names: Mapping[str, str]) -> None:
 def name_nodes(graph: ir.Graph) -> None:
     """Name every node after its module, layers by the module's path alone."""
     taken: set[str] = set()
-    nodes = sorted(graph, key=lambda node: node.op_type not in LAYERS)  # layers choose first
+    nodes = sorted(graph, key=lambda node: node.op_type not in LAYERS)  # layers first
     for node in nodes:
         path = path_of(node)
         plain = path if path and node.op_type in LAYERS else f"{path}/{node.op_type}".lstrip("/")

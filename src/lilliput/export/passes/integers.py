@@ -28,7 +28,7 @@ _WIDTHS = {dtype: key for key, dtype in _TYPES.items()}
 
 
 def storage(grid: Grid, is_weight: bool) -> ir.DataType:
-    """Return the smallest type that holds the integers; only weights are packed to four bits."""
+    """Return the smallest type for the integers; only weights are packed to four bits."""
     widths = (4, 8, 16) if is_weight else (8, 16)
     width = next(x for x in widths if grid.bits <= x)
     return _TYPES[width, grid.is_signed]
@@ -51,7 +51,7 @@ class Stored(Scaled):
     scale, zero_point : array
         One for all, one per entry of ``axis``, or with ``block_size`` one per block of that axis.
     dtype : onnx_ir.DataType
-        How the integers are stored.
+        The type of the stored integers.
     axis, block_size : int, optional
         As in ``DequantizeLinear``; None: one scale for all, no blocks.
     """
@@ -73,7 +73,7 @@ class Stored(Scaled):
         return replace(self, integers=integers, scale=scale, zero_point=zero, axis=axis)
 
     def per_channel(self, axis: int) -> Stored | None:
-        """Return the same with a scale per entry of an axis, None if scales go another way."""
+        """Return the same with one scale per entry of an axis, or None if scales follow another axis."""
         if self.block_size is not None or self.axis not in (None, axis):
             return self if self.block_size is not None and self.axis != axis else None
         count = self.integers.shape[axis]
@@ -99,12 +99,12 @@ class Stored(Scaled):
 
 
 def cast(integers: Array, dtype: ir.DataType) -> Array:
-    """Return integers in the type in which a file stores them."""
+    """Return integers in the type that a file stores."""
     return integers.astype(dtype.numpy())
 
 
 def read(value: ir.Value | None) -> Stored | None:
-    """Return the integer constant behind a value, None if there is none."""
+    """Return the integer constant behind a value, or None."""
     node = producer(value, "DequantizeLinear")
     if node is None:
         return None
@@ -130,12 +130,12 @@ def name_of(value: ir.Value) -> str:
 
 
 def weight_of(place: Place) -> Stored:
-    """Return the integers of the weight that a layer computes with.
+    """Return the integers of the weight that a layer uses.
 
     Raises
     ------
     ExportError
-        If the weight does not lie on the grid that its quantizer claims.
+        If the weight is not on the grid that its quantizer reports.
     """
     found = on_grid(place)
     if place.qparams is None:

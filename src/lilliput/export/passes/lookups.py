@@ -2,8 +2,8 @@
 
 ``DequantizeLinear → Gather`` computes every row of an embedding in each call. Eight bits become
 ``Gather → Cast → Mul``, with the scales of the rows looked up as well. Four bits, which Gather does
-not know, become ``GatherBlockQuantized``. Where a layer multiplies by the same weights (a tied head), the
-table is read from that layer's constant, so that the file holds it once.
+not support, become ``GatherBlockQuantized``. If a layer multiplies by the same weights (a tied head), the
+table is read from that layer's constant, so that the file contains it once.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def gather_integers(draft: Draft) -> None:
 
 
 def whole_tables(graph: ir.Graph) -> list[str]:
-    """Return the tables that are dequantized as a whole wherever a few of their rows are looked up."""
+    """Return the tables that are dequantized as a whole although only a few rows are looked up."""
     lookups = [node for node in graph if node.op_type == "Gather" and node.domain == ""]
     values = [x.inputs[0] for x in lookups if read(x.inputs[0]) is not None]
     return [name_of(x) for x in dict.fromkeys(values) if x is not None]
 
 
 def _find(draft: Draft, node: ir.Node) -> _Lookup | None:
-    """Return what a Gather looks up, None if it is not the rows of a table of integers."""
+    """Return the lookup of a Gather, or None if it does not select rows of an integer table."""
     stored, source = read(node.inputs[0]), producer(node.inputs[0], "DequantizeLinear")
     ids, is_of_rows = node.inputs[1], integer_attribute(node, "axis", 0) == 0
     if stored is None or source is None or stored.integers.ndim != 2 or not is_of_rows:
@@ -71,7 +71,7 @@ def _is_transposed(other: Stored, stored: Stored) -> bool:
 
 @dataclass(eq=False)
 class _Lookup:
-    """Rows of a table that a Gather picks.
+    """Rows of a table that a Gather selects.
 
     Parameters
     ----------
@@ -82,10 +82,10 @@ class _Lookup:
     stored : Stored
         The table, rows first.
     ids, rank : onnx_ir.Value, int
-        Which rows, and how many axes that has.
+        The selected rows, and the number of axes of that tensor.
     is_turned : bool
-        Whether the constants have columns first, as a layer multiplies by them. The runtime turns them
-        once, when it opens the file; its kernel for the layer must be the only reader of its constants.
+        Whether the constants have columns first, as a layer multiplies by them. The runtime transposes them
+        once, when it loads the file; its kernel for the layer must be the only reader of its constants.
     """
 
     draft: Draft
@@ -97,7 +97,7 @@ class _Lookup:
     is_turned: bool = False
 
     def write(self) -> ir.Value | None:
-        """Add what looks up the rows, and return them; None if the runtime has no way to do it."""
+        """Add nodes that look up the rows, and return the rows; None if the runtime does not support it."""
         return self._packed() if self.stored.dtype in _FOUR_BITS else self._plain()
 
     def _plain(self) -> ir.Value | None:
@@ -112,7 +112,7 @@ class _Lookup:
             return self._insert("DequantizeLinear", inputs, where)
         if stored.axis == 0:
             scales = [self._widen(self._pick(x)) for x in scales]
-        # Not DequantizeLinear: a layer behind it would be taken for one with a quantized input.
+        # Not DequantizeLinear: the following layer would be treated as one with a quantized input.
         scale, *zeros = scales
         rows = self._to_float(self._pick(table))
         for zero in zeros:
@@ -149,7 +149,7 @@ class _Lookup:
         return self.draft.constant(array, f"{value.name}_of_rows", value.dtype)
 
     def _by_row(self) -> list[ir.Value]:
-        """Return a scale and a zero point for each row, in the shape of a block that is all of it."""
+        """Return one scale and zero point per row, in the shape of a block that spans the row."""
         count, name = len(self.stored.integers), name_of(self.source.outputs[0])
         scale, zero = (
             np.array(np.broadcast_to(x.reshape(-1), (count,))).reshape(count, 1)
@@ -159,11 +159,11 @@ class _Lookup:
         return [self.draft.constant(array, f"{name}_{x}") for x, array in arrays.items()]
 
     def _pick(self, values: ir.Value) -> ir.Value:
-        """Return the picked rows of a constant."""
+        """Return the selected rows of a constant."""
         return self._insert("Gather", [values, self.ids], {"axis": 0}, values.dtype)
 
     def _widen(self, values: ir.Value) -> ir.Value:
-        """Return one value for each picked row with one more axis."""
+        """Return one value per selected row, with one more axis."""
         axis = self.draft.constant(np.asarray([self.rank]), f"axis_{self.rank}")
         return self._insert("Unsqueeze", [values, axis], {}, values.dtype)
 

@@ -1,8 +1,8 @@
-"""Write the mean over height and width as ONNX Runtime computes it quickly: one axis at a time.
+"""Write the mean over height and width as ONNX Runtime computes it fastest: one axis at a time.
 
-Around integer convolutions ONNX Runtime keeps channels last. A mean over the two axes in the middle takes
-some fifteen times as long as two means one after the other, the width first: in networks with
-squeeze-and-excitation blocks that was a third of all time.
+Around integer convolutions ONNX Runtime uses channels-last layout. A mean over the two axes in the middle
+takes some fifteen times as long as two consecutive means, the width first: in networks with
+squeeze-and-excitation blocks that was a third of the total time.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _AXES = (3, "width_axis"), (2, "height_axis")
 def split_means(draft: Draft) -> None:
     """Turn means over the last two axes of images into a mean over the width and one over the height.
 
-    Only of images that something else reads as well, as a gate does: one that is averaged and then done
-    with has its channels in front again, where a single mean is the quicker one.
+    Only for images that are also read elsewhere, as by a gate: one that is only averaged is in
+    channels-first layout again, where a single mean is faster.
     """
     for node in [node for node in draft.graph if node.op_type == "ReduceMean"]:
         source = node.inputs[0]

@@ -1,7 +1,7 @@
-"""Integer weights that a trace slices, joins and turns before a layer reads them: put in place once.
+"""Integer weights that a trace slices, joins and transposes before a layer reads them: rearranged once.
 
-torch keeps the gates of a recurrent layer in another order than ONNX, and traces the change as slices and
-a concatenation in front of each weight. Here the same is done to the integers, their scales and zero
+torch orders the gates of a recurrent layer differently from ONNX, and traces the change as slices and
+a concatenation before each weight. Here the same is applied to the integers, their scales and zero
 points.
 """
 
@@ -47,7 +47,7 @@ class Moved:
         return self.steps.astype(np.float32) * self.scale.astype(np.float32)
 
     def flat(self) -> Stored:
-        """Return all rows in one matrix, with a scale for each."""
+        """Return all rows in one matrix, with one scale per row."""
         width = self.integers.shape[-1]
         integers, scale, zero = (
             x.reshape(-1, width) for x in (self.integers, self.scale, self.zero_point)
@@ -56,7 +56,7 @@ class Moved:
 
 
 def moved_integers(value: ir.Value | None) -> Moved | None:
-    """Return the integer constant behind a value, None if there is none."""
+    """Return the integer constant behind a value, or None."""
     node = None if value is None else value.producer()
     if node is None or node.domain:
         return None

@@ -1,4 +1,4 @@
-"""Fourth pass: integers reach as far as they can, and nothing is quantized twice."""
+"""Fourth pass: propagate integers as far as possible, and quantize nothing twice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from lilliput.export.passes.graph import Draft, array_of, bounds_of, integer_attribute, producer
 
-# They move numbers or pick some, so that integers on a grid stay on it.
+# Operators that move or select numbers, so that integers stay on their grid.
 MOVERS = frozenset(
     {
         "MaxPool",
@@ -32,7 +32,7 @@ _EIGHT_BITS = (ir.DataType.INT8, ir.DataType.UINT8)
 
 
 def propagate(draft: Draft) -> None:
-    """Quantize behind ops that only move numbers, then drop what is quantized twice."""
+    """Quantize after ops that only move numbers, then drop repeated quantization."""
     for node in list(draft.graph):
         if node.op_type in MOVERS and node.domain == "":
             quantize_behind(draft, node)
@@ -41,7 +41,7 @@ def propagate(draft: Draft) -> None:
 
 
 def drop_idle_clips(draft: Draft) -> None:
-    """Drop a Relu or Clip of numbers that are between its bounds already: on a grid, or clipped before."""
+    """Drop a Relu or Clip of numbers that are already within its bounds: on a grid, or clipped before."""
     for node in list(draft.graph):
         bounds, source = bounds_of(node), node.inputs[0] if node.inputs else None
         if bounds is None or source is None:
@@ -54,7 +54,7 @@ def drop_idle_clips(draft: Draft) -> None:
 
 
 def _held_between(value: ir.Value) -> tuple[float, float]:
-    """Return between which numbers a value lies, as far as quantizers and clips before it tell."""
+    """Return the bounds of a value, as far as known from preceding quantizers and clips."""
     source = producer(value, "DequantizeLinear")
     quantize = None if source is None else producer(source.inputs[0], "QuantizeLinear")
     held = (-math.inf, math.inf) if quantize is None else _grid_range(quantize)
@@ -66,12 +66,12 @@ def _held_between(value: ir.Value) -> tuple[float, float]:
 
 
 def _maker(node: ir.Node) -> ir.Node | None:
-    """Return what makes the first input of a node."""
+    """Return the producer of the first input of a node."""
     return None if node.inputs[0] is None else node.inputs[0].producer()
 
 
 def _grid_range(quantize: ir.Node) -> tuple[float, float]:
-    """Return the smallest and the largest number that a QuantizeLinear can return, as far as known."""
+    """Return the smallest and the largest number that a QuantizeLinear can return, if known."""
     scale, zero = (array_of(x) for x in quantize.inputs[1:3])
     dtype = quantize.outputs[0].dtype
     if scale is None or zero is None or scale.ndim or dtype not in _EIGHT_BITS:
@@ -82,14 +82,14 @@ def _grid_range(quantize: ir.Node) -> tuple[float, float]:
 
 
 def quantize_behind(draft: Draft, node: ir.Node) -> ir.Value | None:
-    """Quantize what an op makes of integers, as its input is, so that integer kernels can follow."""
+    """Quantize the result of an op on integers like its input, so that integer kernels can follow."""
     source = producer(node.inputs[0], "DequantizeLinear")
     output = node.outputs[0]
     if source is None or output.is_graph_output() or any(x.uses() for x in node.outputs[1:]):
         return None
     integers, scale, zero = source.inputs[:3]
     if integers is None or integers.producer() is None or integers.dtype not in _EIGHT_BITS:
-        return None  # a weight, or a type that few kernels know
+        return None  # a weight, or a type that few kernels support
     found = array_of(scale)
     if found is None or found.ndim:
         return None
@@ -114,7 +114,7 @@ def _after(graph: ir.Graph, node: ir.Node) -> Iterator[ir.Node]:
 
 
 def _drop_repeats(draft: Draft) -> None:
-    """Use a tensor that holds the same integers already, instead of making them again."""
+    """Reuse a tensor with the same integers, instead of computing them again."""
     known: dict[Any, ir.Value] = {}
     for node in list(draft.graph):
         unit = _unit(node) if node.op_type == "DequantizeLinear" else None
@@ -133,7 +133,7 @@ def _drop_repeats(draft: Draft) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Unit:
-    """A Clip (or none), a QuantizeLinear and a DequantizeLinear: what they work on, and how."""
+    """An optional Clip, a QuantizeLinear and a DequantizeLinear: their input and parameters."""
 
     source: ir.Value
     grid: Any

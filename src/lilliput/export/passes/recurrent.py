@@ -1,14 +1,14 @@
 """Recurrent layers in ONNX files: their integer weights, and ONNX Runtime's LSTM that computes with them.
 
 ONNX Runtime has one integer kernel for recurrent layers, ``DynamicQuantizeLSTM``. It rounds the input and,
-at every step, the state to 8 bits, with scales that it finds while it runs. Nothing simulates that: the
-simulation has integer weights and activations in float, and is compared with the same weights in a float
-LSTM (:mod:`~lilliput.export.exact`). Unsigned weights never saturate, whatever the CPU.
+at every step, the state to 8 bits, with scales computed at run time. This is not simulated: the
+simulation has integer weights and float activations, and is compared with the same weights in a float
+LSTM (:mod:`~lilliput.export.exact`). Unsigned weights never saturate, on any CPU.
 
-Measured with ONNX Runtime 1.31 on a CPU without VNNI, one thread, over the float kernel: 160 steps of one
-example with 64, 128, 256 and 512 units are 1.1, 1.6, 2.3 and 2.4 times as fast, of 16 examples 1.1, 1.2,
+Measured with ONNX Runtime 1.31 on a CPU without VNNI, one thread, relative to the float kernel: 160 steps of
+one example with 64, 128, 256 and 512 units are 1.1, 1.6, 2.3 and 2.4 times as fast, of 16 examples 1.1, 1.2,
 1.3 and 1.4 times; with 32 units 0.8. Weights of 7 bits, which may be signed: 1.4, 2.1, 3.2 and 3.0 times
-for one example. Integer weights that are unpacked at every call, the only way for GRU: 1.0 times for one
+for one example. Integer weights that are unpacked in every call, the only way for GRU: 1.0 times for one
 example, 0.8 for 16, 0.5 for a single step.
 """
 
@@ -26,7 +26,7 @@ from lilliput.frameworks.exporting.layer import some_of
 
 _RECURRENT = frozenset({"LSTM", "GRU", "RNN", INTEGER_LSTM})
 _ONLY_THERE = "only ONNX Runtime has an integer kernel for LSTM"
-_FEWEST = 64  # units from which on the integer kernel is faster
+_FEWEST = 64  # number of units from which the integer kernel is faster
 _SAFE = 64  # signed weights up to this never saturate: a pair of products fits into 16 bits
 _UNSIGNED = 128  # the zero point of unsigned weights
 _BITS = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT4, ir.DataType.UINT4)
@@ -54,7 +54,7 @@ def order_gates(draft: Draft) -> None:
 
 
 def write_integer_lstms(draft: Draft) -> None:
-    """Put ONNX Runtime's integer kernel in place of LSTMs whose weights are integers."""
+    """Replace LSTMs with integer weights by ONNX Runtime's integer kernel."""
     for node in _float_layers(draft):
         weights = [moved_integers(x) for x in node.inputs[1:3]]
         known = [x for x in weights if x is not None]
@@ -76,9 +76,9 @@ def write_integer_lstms(draft: Draft) -> None:
 
 
 def unpack_recurrent(draft: Draft) -> None:
-    """Store the weights that stay in float as such.
+    """Store the weights of layers that stay in float as float.
 
-    ONNX Runtime would unpack integers at every call, which is slower; OpenVINO cannot.
+    ONNX Runtime would unpack integers in every call, which is slower; OpenVINO does not support them.
     """
     unpacked = []
     for node in _float_layers(draft):
@@ -100,7 +100,7 @@ def unpack_recurrent(draft: Draft) -> None:
 
 
 def why_float(node: ir.Node) -> str:
-    """Return why a recurrent layer is computed in floating point, empty if it is not."""
+    """Return why a recurrent layer is computed in floating point, or an empty string."""
     if node.op_type == INTEGER_LSTM or node.doc_string:
         return node.doc_string or ""
     known = [x for x in map(moved_integers, node.inputs[1:3]) if x is not None]
@@ -110,7 +110,7 @@ def why_float(node: ir.Node) -> str:
 
 
 def weight_type(node: ir.Node) -> str:
-    """Return how the weights of a recurrent layer are stored."""
+    """Return the type of the stored weights of a recurrent layer."""
     held, found = node.inputs[1], moved_integers(node.inputs[1])
     dtype = found.dtype if found is not None else None if held is None else held.dtype
     return "" if dtype is None else dtype.name.lower()
@@ -121,7 +121,7 @@ def _float_layers(draft: Draft) -> list[ir.Node]:
 
 
 def _refusal(node: ir.Node, weights: list[Moved]) -> str:
-    """Return why the integer kernel cannot or should not compute a layer, empty if it can."""
+    """Return why the integer kernel cannot or should not compute a layer, or an empty string."""
     if node.op_type != "LSTM":
         return f"no integer kernel for {node.op_type}"
     if integer_attribute(node, "layout", 0):
@@ -138,7 +138,7 @@ def _refusal(node: ir.Node, weights: list[Moved]) -> str:
 
 
 def _packed(draft: Draft, weight: Moved) -> list[Any]:
-    """Return a weight as the kernel takes it (directions, inputs, gates), its scales and zero points."""
+    """Return a weight in the form of the kernel (directions, inputs, gates), its scales and zero points."""
     is_signed = int(np.abs(weight.steps).max()) <= _SAFE
     zero, dtype = (0, np.int8) if is_signed else (_UNSIGNED, np.uint8)
     columns = np.ascontiguousarray((weight.steps + zero).transpose(0, 2, 1).astype(dtype))

@@ -1,4 +1,4 @@
-"""First pass: put real quantization where the trace has ``Site`` nodes."""
+"""First pass: replace the ``Site`` nodes of the trace by real quantization."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def replace_sites(draft: Draft) -> None:
     for node in reversed(sites):
         place = draft.places[node.attributes["id"].as_int()]
         if not node.outputs[0].uses() and not node.outputs[0].is_graph_output():
-            continue  # a weight that goes through two quantizers: the last one counts
+            continue  # a weight with two quantizers: the last one counts
         if place.is_weight:
             _write_weight(draft, node, place, cache)
         else:
@@ -39,7 +39,7 @@ def replace_sites(draft: Draft) -> None:
 
 
 def _number_calls(draft: Draft, sites: list[ir.Node]) -> None:
-    """Remember which tensor belongs to which call of a layer: nodes are in order of execution."""
+    """Record which tensor belongs to which call of a layer: nodes are in order of execution."""
     calls: dict[tuple[int, int], int] = defaultdict(int)
     for node in sites:
         place, position = (node.attributes[key].as_int() for key in ("id", "position"))
@@ -73,7 +73,7 @@ def _write_weight(draft: Draft, node: ir.Node, place: Place, cache: dict[int, St
 
 
 def _skip_masks(draft: Draft, site: ir.Value, stored: Stored) -> None:
-    """Drop a product with a mask that the integers hold already."""
+    """Drop a product with a mask that is already in the integers."""
     for use in list(site.uses()):
         other = use.node.inputs[1 - use.idx] if use.node.op_type == "Mul" else None
         mask = array_of(other)
@@ -121,7 +121,7 @@ def _quantized(draft: Draft, node: ir.Node, place: Place) -> ir.Value:
 
 
 def _quantized_in_each_call(draft: Draft, node: ir.Node, tensor: ir.Value) -> ir.Value:
-    """Return a tensor on the grid of its own range, dequantized."""
+    """Return a tensor quantized to its own range and dequantized."""
     integers = draft.insert(
         node, "DynamicQuantizeLinear", [tensor], like=tensor, dtype=ir.DataType.UINT8, outputs=3
     )
@@ -139,7 +139,7 @@ def _clipped(
     zero: Array,
     place: Place,
 ) -> ir.Value:
-    """Return a tensor cut to the range of a grid that is narrower than its data type."""
+    """Return a tensor clipped to the range of a grid that is narrower than its data type."""
     if scale.ndim or place.qparams is None:
         raise ExportError(
             f"{place.name}: a range narrower than the data type can be exported with one scale only."
@@ -154,7 +154,7 @@ def _clipped(
 
 
 def _multiply_constants(draft: Draft) -> None:
-    """Multiply weights by masks of pruners, which torch leaves in the graph where they are large."""
+    """Multiply weights by masks of pruners, which torch keeps in the graph if they are large."""
     for node in list(draft.graph):
         if producer(node.outputs[0], "Mul") is None:
             continue

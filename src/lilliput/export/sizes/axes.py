@@ -1,8 +1,8 @@
 """Find the dynamic input sizes of a model by running it at other sizes.
 
-A model says nowhere that its sequences may be of any length, or that its images must be 224 pixels wide;
-but it runs at another length, and fails at another width. So it is run with another size of one axis after
-the other, and of those that inputs have in common (tokens and their mask).
+A model does not declare that its sequences may have any length, or that its images must be 224 pixels
+wide; but it runs at another length, and fails at another width. So it is run with another size of one axis
+after the other, and of axes that inputs share (tokens and their mask).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from lilliput.frameworks.exporting.simulation import Simulation, Tensor
 from lilliput.frameworks.exporting.sizes import BATCH, Axis, AxisPlace
 
 _SPATIAL = {4: ("height", "width"), 5: ("depth", "height", "width")}
-_SMALLEST = 2  # torch takes a size of one for a constant, and models broadcast it
-_STRIDE = 32  # many networks take multiples of it only
+_SMALLEST = 2  # torch treats a size of one as a constant, and models broadcast it
+_STRIDE = 32  # many networks only accept multiples of it
 
 
 def choose_axes(simulation: Simulation, dynamic_batch: bool, dynamic_shapes: Any) -> list[Axis]:
@@ -45,7 +45,7 @@ def choose_axes(simulation: Simulation, dynamic_batch: bool, dynamic_shapes: Any
 
 
 def batch_axis(tensors: Sequence[Tensor]) -> list[Axis]:
-    """Return the first axis of the first input, with all inputs that have as many rows."""
+    """Return the first axis of the first input, with all inputs that have the same number of rows."""
     rows = next((x.shape[0] for x in tensors if x.ndim), 0)
     places = tuple((i, 0) for i, x in enumerate(tensors) if x.ndim and x.shape[0] == rows)
     other = 1 if rows > 1 else 2
@@ -62,7 +62,7 @@ def find_axes(
     tensors : list of tensor
         The inputs.
     names : list of str
-        What they are called.
+        Their names.
     runs_at : callable
         Whether the model runs if each of some axes has its other size.
     """
@@ -92,7 +92,7 @@ def _candidates(tensors: Sequence[Tensor]) -> Iterator[AxisPlace]:
 
 
 def _groups(tensors: Sequence[Tensor], free: Sequence[AxisPlace]) -> Iterator[list[AxisPlace]]:
-    """Yield places of one size at one axis, then each place alone, then all of one size."""
+    """Yield axes of equal size and position, then each axis alone, then all of equal size."""
 
     def together(key: Callable[[AxisPlace], Any]) -> list[list[AxisPlace]]:
         found: dict[Any, list[AxisPlace]] = {}
@@ -108,8 +108,8 @@ def _groups(tensors: Sequence[Tensor], free: Sequence[AxisPlace]) -> Iterator[li
 def _others(size: int) -> list[int]:
     """Return sizes to try, the cheap ones first.
 
-    All are far from the present one: a network that flattens its image still takes one pixel more where
-    pooling rounds it away, and nobody is helped by a file for 8 to 9 pixels.
+    All are far from the current one: a network that flattens its image still accepts one pixel more if
+    pooling rounds it away, and a file for 8 to 9 pixels would be useless.
     """
     sizes = (size // 2, size - _STRIDE, 2 * size)
     return [x for x in dict.fromkeys(sizes) if x >= _SMALLEST]

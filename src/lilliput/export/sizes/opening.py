@@ -52,7 +52,7 @@ def size_texts(
 ) -> dict[str, str]:
     """Return the accepted range of each size that is dynamic, or expected to be.
 
-    ``is_chosen``: the user chose which are.
+    ``is_chosen``: the user selected the dynamic sizes.
     """
     opened, limits = draft.sizes or OpenSizes(), draft.limits
     texts = {
@@ -81,5 +81,5 @@ def _range(assumed: Assumed, limit: int | None) -> str:
     """Return the range that is valid for the trace and accepted by the model."""
     low = max((x for x, _ in assumed.ranges), default=0)
     ends = [x for _, x in assumed.ranges if x is not None] + ([] if limit is None else [limit])
-    start = low if low > 2 else 1  # torch itself begins at two
+    start = low if low > 2 else 1  # torch itself starts at two
     return f"{start} to {min(ends)}" if ends else "any" if start == 1 else f"{start} or more"

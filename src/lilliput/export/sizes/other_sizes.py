@@ -12,8 +12,8 @@ from lilliput.frameworks.exporting.simulation import Inputs, Simulation, first_l
 from lilliput.frameworks.exporting.sizes import BATCH
 
 Sizes = dict[str, int]
-_LARGEST = 2**28  # bytes of inputs to try a batch size with
-_COSTLY = 4  # times the numbers in the example: other sizes than the batch are not tried beyond
+_LARGEST = 2**28  # bytes of inputs for testing a batch size
+_COSTLY = 4  # times the numbers in the example: larger sizes are tested for the batch only
 _FIXED = "Pass dynamic_batch=False for a file that only accepts the example's batch size."
 
 
@@ -34,11 +34,11 @@ class OtherSizes:
     simulation : Simulation
         The model on the example inputs.
     opened : OpenSizes, optional
-        What the trace leaves open; None where only the batch can be.
+        The dynamic sizes of the trace; None if only the batch can be.
     rows : int
-        How many the example has.
+        The number of rows of the example.
     fault_at : callable
-        What is wrong with the file for inputs, empty if nothing is.
+        Returns the fault of the file for inputs, or an empty string.
     """
 
     simulation: Simulation
@@ -46,7 +46,7 @@ class OtherSizes:
     rows: int
     fault_at: Callable[[Simulation], str]
     refused: dict[str, list[int]] = field(default_factory=dict)
-    limits: dict[str, int] = field(default_factory=dict)  # the largest size that the model takes
+    limits: dict[str, int] = field(default_factory=dict)  # the largest size that the model accepts
     tried: dict[str, set[int]] = field(default_factory=dict)
     _known: dict[tuple[tuple[str, int], ...], Simulation | None] = field(default_factory=dict)
 
@@ -73,13 +73,13 @@ class OtherSizes:
             self.limits |= {name: min(ends)} if ends else {}
 
     def notes(self) -> list[str]:
-        """Return which sizes the model itself refuses."""
+        """Return notes on sizes that the model itself does not accept."""
         texts = []
         for name, refused in self.refused.items():
             assumed = self.opened.assumed[name]
             sizes = [size for size in refused if name == BATCH or assumed.is_in_range(size)]
             if not sizes:
-                continue  # the range says so
+                continue  # included in the range
             what = "batches of {} rows" if name == BATCH else f"a {name} of {{}}"
             listed = ", ".join(str(size) for size in sizes)
             texts.append(
@@ -130,7 +130,7 @@ class OtherSizes:
         return bool(factor / max(self.rows, 1) > _COSTLY)
 
     def _inputs(self, sizes: Sizes) -> Inputs:
-        """Return inputs of these sizes; where the batch is open and not among them, of one row."""
+        """Return inputs of these sizes, with one row if the batch is dynamic and not among them."""
         axes = self.opened.axes if self.opened else ()
         if BATCH not in sizes and any(axis.name == BATCH for axis in axes):
             sizes = {**sizes, BATCH: 1}
@@ -148,7 +148,7 @@ class OtherSizes:
                 outputs = self.simulation.again(inputs).outputs
                 self._known[key] = replace(self.simulation, inputs=inputs, outputs=outputs)
             except ExportError:
-                self._known[key] = None  # the model itself insists on its size
+                self._known[key] = None  # the model itself requires its size
         return self._known[key]
 
     def _try(self, sizes: Sizes) -> bool:
@@ -174,7 +174,7 @@ class OtherSizes:
         assumed = self.opened.assumed if self.opened else {}
         held = " and ".join(filter(None, (str(assumed.get(name, "")) for name in sizes)))
         traced = f" (it was traced for {held})" if held else ""
-        advice = _FIXED if [*sizes] == [BATCH] else "Leave it out of dynamic_shapes."
+        advice = _FIXED if [*sizes] == [BATCH] else "Remove it from dynamic_shapes."
         return (
             f"for {' and '.join(texts)} the file {fault}: the model takes another branch there{traced}. "
             f"{advice}"

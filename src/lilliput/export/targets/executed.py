@@ -1,4 +1,4 @@
-"""An exported file that is called like its model, so that one evaluation function fits both.
+"""An exported file that is called like its model, so that one evaluation function works for both.
 
 >>> import tempfile, torch
 >>> from lilliput.torch import export_onnx
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     import numpy as np
 
     Array = np.ndarray[Any, Any]
-else:  # "lilliput doctor" reads the targets where NumPy is missing
+else:  # "lilliput doctor" reads the targets without NumPy
     Array = Any
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """An input or output of a file: ``kind`` is input or output, None in the shape is an open size."""
+    """An input or output of a file: ``kind`` is input or output, None in the shape is a dynamic size."""
 
     kind: str
     name: str
@@ -63,7 +63,7 @@ def open_file(path: str | os.PathLike[str], threads: int | None = None) -> Execu
     path : str or path-like
         The file.
     threads : int, optional
-        How many threads execute it; by default as many as torch uses, or one per processor.
+        The number of threads; by default that of torch, or one per processor.
     """
     from lilliput.export.targets.table import target_for
 
@@ -78,7 +78,7 @@ class ExecutedFile:
     """A file in its runtime. Call it with torch tensors or NumPy arrays; it returns the same kind.
 
     ``eval``, ``train`` and ``to`` do nothing, and ``predict`` runs in batches, so that functions
-    written for a torch or Keras model take it as it is.
+    written for a torch or Keras model work unchanged.
     """
 
     runtime = ""
@@ -152,7 +152,7 @@ def check_count(path: Path, received: int, expected: int) -> None:
 
 
 def _like(array: Array, example: Any) -> Any:
-    """Return an array as the kind of tensor that an example is."""
+    """Return an array as the same kind of tensor as an example."""
     if not hasattr(example, "detach"):
         return array
     return backend_named("torch").from_array(array)

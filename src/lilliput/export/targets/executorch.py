@@ -1,8 +1,9 @@
 """ExecuTorch programs: ``.pte`` files whose layers XNNPACK computes on integers.
 
-The model is captured by ``torch.export`` with quantize and dequantize operators in place of its quantizers,
-at exactly their scales; what XNNPACK's partitioner takes of it runs in its kernels. XNNPACK computes with
-int8 activations, so that uint8 grids are written with their integers shifted by 128: the same numbers.
+The model is captured by ``torch.export`` with quantize and dequantize operators instead of its
+quantizers, at exactly their scales; the parts that XNNPACK's partitioner accepts run in its kernels.
+XNNPACK uses int8 activations, so uint8 grids are written with their integers shifted by 128, which
+represent the same numbers.
 """
 
 from __future__ import annotations
@@ -39,24 +40,25 @@ def export_executorch(
 ) -> ExportResult:
     """Write a model as an ExecuTorch program that XNNPACK runs on integers, execute it, and compare.
 
-    Activations are quantized where the simulation does so, with exactly its scales; batch norms are folded,
-    masks of pruners are applied. A layer runs on integers where its input, its weight and its output are
-    quantized to 8 bits or less; the result says which do not, and why. Nothing of the model changes.
+    Activations are quantized as in the simulation, with exactly its scales; batch norms are folded,
+    masks of pruners are applied. A layer runs on integers if its input, its weight and its output are
+    quantized to 8 bits or less; the result lists the others with the reasons. The model is not changed.
 
     Parameters
     ----------
     path : str or path-like
         The file to write, ending in ``.pte``.
     dynamic_batch : bool
-        Whether the file takes batches of other sizes, up to ``max_batch``: the first axis of the inputs.
-        Where the model cannot be captured so, the size is fixed, and a note says it.
+        Whether the file accepts batches of other sizes, up to ``max_batch``: the first axis of the inputs.
+        If the model cannot be captured that way, the size is fixed, with a note.
     max_batch : int
         The largest batch, or that of the example if it is larger. ExecuTorch plans its memory for it.
     min_sqnr : float
-        The lowest signal to noise ratio in dB of the outputs, against the simulation given the integers
-        that the file computed, at which it is written. Quantized tensors may be one step of their grid off.
+        The lowest signal-to-noise ratio in dB of the outputs, compared with the simulation on the
+        integers that the file computed, at which it is written. Quantized tensors may be off by one
+        step of their grid.
     quantizer_or_model, example_inputs, check, calibration
-        As in :func:`lilliput.torch.export_onnx`, whose result and errors it shares. The file takes tensors
+        As in :func:`lilliput.torch.export_onnx`, whose result and errors it shares. The file accepts tensors
         of the example's sizes.
     """
     from lilliput.export.arguments import check_options, checked_path
@@ -65,7 +67,7 @@ def export_executorch(
     place = checked_path(path, ExecuTorch.suffix)
     check_options(min_sqnr, calibration)
     if isinstance(max_batch, bool) or not isinstance(max_batch, int) or max_batch < 1:
-        raise ExportError(f"max_batch: received {max_batch!r}, expected a whole number from 1 on.")
+        raise ExportError(f"max_batch: received {max_batch!r}, expected an integer from 1.")
     if not all(is_installed(name) for name in ExecuTorch.writers[0].modules):
         raise MissingExtraError(_NEEDS)
     return write_program(
@@ -81,7 +83,7 @@ def export_executorch(
 class ExecuTorchFile(ExecutedFile):
     """An ExecuTorch program in its runtime.
 
-    All programs of a process share their threads: as many as torch had when the first one was opened.
+    All programs of a process share their threads: torch's number when the first one was opened.
     """
 
     def __init__(self, path: Path, threads: int) -> None:

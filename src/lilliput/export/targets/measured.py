@@ -11,7 +11,7 @@ from lilliput.frameworks.work import batch_of
 
 
 class MeasuredFile:
-    """How a file in its runtime is counted and called."""
+    """Counts and calls a file in its runtime."""
 
     def __init__(self, file: ExecutedFile) -> None:
         self.file = file
@@ -32,14 +32,14 @@ class MeasuredFile:
         return f"{self.file.runtime}, {threads} thread{'s' if threads > 1 else ''}"
 
     def batch(self, model: Any, inputs: Any) -> int:
-        """Return how many examples the inputs hold."""
+        """Return the number of examples in the inputs."""
         values = inputs.values() if isinstance(inputs, Mapping) else inputs
         given = values if isinstance(inputs, (Mapping, tuple, list)) else [inputs]
         return batch_of(x for x in given if hasattr(x, "shape")) or 1
 
 
 def _given(inputs: Any) -> tuple[list[str], list[Any]]:
-    """Return the names of inputs that have one, and all arrays, those last."""
+    """Return the names of named inputs, and all arrays, with named ones last."""
     named = inputs if isinstance(inputs, Mapping) else {}
     given = () if named else inputs if isinstance(inputs, (tuple, list)) else (inputs,)
     return list(named), [to_array(x) for x in (*given, *named.values())]

@@ -35,7 +35,7 @@ class OnnxFile(ExecutedFile):
             self.session = open_session(path, threads=threads)
         except MissingExtraError:
             raise
-        except Exception as error:  # its exceptions share no public base
+        except Exception as error:  # its exceptions have no common public base
             raise StateError(f"{path}: ONNX Runtime cannot read the file ({error}).") from error
         self.names = [x.name for x in self.session.get_inputs()]
         self.runtime = f"ONNX Runtime {version('onnxruntime')}"
@@ -55,7 +55,7 @@ class OnnxFile(ExecutedFile):
         return outputs
 
     def order(self, names: Sequence[str]) -> list[str]:
-        """Return the inputs of the file in the order in which they are given, the named ones last."""
+        """Return the inputs of the file in the order given, the named ones last."""
         return [*(name for name in self.names if name not in names), *names]
 
     def tensors(self) -> list[TensorInfo]:

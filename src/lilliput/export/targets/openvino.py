@@ -1,7 +1,7 @@
-"""OpenVINO IR: an ``.xml`` file with the graph, and a ``.bin`` file with the weights beside it.
+"""OpenVINO IR: an ``.xml`` file with the graph, and a ``.bin`` file with the weights next to it.
 
 The graph goes through the ONNX passes for ``target="openvino"``; OpenVINO then saves it in its own format,
-weights as i8, u8, i4 or u4. What is executed and compared is read back from the bytes of these files.
+weights as i8, u8, i4 or u4. The file that is executed and compared is read back from these bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lilliput.frameworks.exporting.layer import Layer
 
 RUNTIME = "openvino"
-# On CPUs with AVX-512 BF16 or AMX, OpenVINO rounds what is in float to bfloat16 unless it is told not to.
+# On CPUs with AVX-512 BF16 or AMX, OpenVINO rounds float tensors to bfloat16 unless told otherwise.
 _EXACT = {"INFERENCE_PRECISION_HINT": "f32"}
 _NEEDS = "OpenVINO files need pip install 'lilliput[openvino]'"
 _MULTIPLY = frozenset({"Convolution", "Deconvolution", "FullyConnected", "MatMul", "RNNSeq"})
@@ -50,12 +50,12 @@ def export_openvino(
     """Write a model as OpenVINO IR that runs on integers, execute it, and compare.
 
     As :func:`lilliput.torch.export_onnx` with ``target="openvino"``, in OpenVINO's own format: weights are
-    stored as 8-bit integers, and as 4-bit integers where only the weight of a Linear is quantized.
+    stored as 8-bit integers, and as 4-bit integers if only the weight of a Linear is quantized.
 
     Parameters
     ----------
     path : str or path-like
-        The file to write, ending in ``.xml``. The weights go to a file beside it that ends in ``.bin``.
+        The file to write, ending in ``.xml``. The weights are written to a ``.bin`` file next to it.
     quantizer_or_model, example_inputs, dynamic_batch, dynamic_shapes, calibration, assume_vnni
         As in :func:`lilliput.torch.export_onnx`, whose result and errors it shares.
     check, min_sqnr
@@ -75,7 +75,7 @@ def export_openvino(
 
 
 class IR(Packed):
-    """A graph as the two files that OpenVINO saves it in."""
+    """A graph as the two files of OpenVINO."""
 
     runtimes = (RUNTIME,)
 
@@ -95,11 +95,11 @@ class IR(Packed):
 
     @property
     def names(self) -> list[str]:
-        """None: which name the second file has follows from that of the first."""
+        """Empty: the name of the second file follows from that of the first."""
         return []
 
     def write(self, place: Path) -> None:
-        """Write both files. Whatever happens, no ``.xml`` is left next to the wrong weights."""
+        """Write both files, so that no ``.xml`` is ever next to the wrong weights."""
         graph, weights = self.files
         try:
             place.unlink(missing_ok=True)
@@ -117,7 +117,7 @@ def packing_ir(model: Any, place: Path) -> Iterator[IR]:
 
 
 def compiled(data: Packed, options: dict[str, str] | None = None) -> Any:
-    """Return a file as OpenVINO compiles it for this CPU; of an IR what its own files say."""
+    """Return a file as compiled by OpenVINO for this CPU; an IR is read from its own files."""
     core: Any = import_module("openvino").Core()
     if not isinstance(data, IR):
         model = _read_onnx(core, data)
@@ -133,7 +133,7 @@ def compiled(data: Packed, options: dict[str, str] | None = None) -> Any:
 def _read_onnx(core: Any, data: Packed) -> Any:
     with TemporaryDirectory(dir=data.folder) as folder:
         model: Any = data.graph
-        if data.folder is not None:  # weights are looked for beside the file
+        if data.folder is not None:  # weights are looked for next to the file
             model = Path(folder, "model.onnx")
             os.link(data.folder / data.weights, Path(folder, data.weights))
             model.write_bytes(data.graph)
@@ -187,7 +187,7 @@ class OpenVINOFile(ExecutedFile):
             self.model = core.read_model(path)
             settings = {**_EXACT, "INFERENCE_NUM_THREADS": threads}
             self.compiled = core.compile_model(self.model, "CPU", settings)
-        except Exception as error:  # its exceptions share no public base
+        except Exception as error:  # its exceptions have no common public base
             raise StateError(f"{path}: OpenVINO cannot read the file ({error}).") from error
         self.names = [x.any_name for x in self.compiled.inputs]
         self.runtime = f"OpenVINO {version('openvino')} in f32"

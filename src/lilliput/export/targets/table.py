@@ -50,6 +50,6 @@ def targets_of(framework: str) -> list[Target]:
 
 
 def packages() -> list[Package]:
-    """Return the packages that all targets work with, each once."""
+    """Return the packages that all targets use, each once."""
     found = {package.name: package for target in TARGETS.values() for package in target.packages}
     return list(found.values())

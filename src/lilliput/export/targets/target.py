@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Package:
-    """A package that a target works with, as ``lilliput doctor`` shows it.
+    """A package that a target uses, as shown by ``lilliput doctor``.
 
     Parameters
     ----------
     name : str
         Its name on the package index.
     purpose : str
-        What it is for.
+        Its purpose.
     extra : str
         The extra of Lilliput that installs it.
     module : str
-        What it is imported as, where that is another name.
+        Its module name, if different.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Writer:
         ``module:function``, called as ``function(compressor_or_model, path, example_inputs, **options)``;
         it returns an ``ExportResult``.
     modules : tuple of str
-        What must be installed to write a file and to execute it.
+        The modules required to write and execute a file.
     extra : str
         The extras of Lilliput that install these, as in ``pip install 'lilliput[extra]'``.
     """
@@ -78,15 +78,16 @@ class Target:
     """One kind of file, and the runtime that executes it. Importing its module imports no framework."""
 
     name: ClassVar[str]  # in recipes and on the command line
-    title: ClassVar[str]  # for people
+    title: ClassVar[str]  # for display
     suffix: ClassVar[str]
     runtime: ClassVar[str]  # which of ``ExportResult.runtimes`` the file is for
     file: ClassVar[type[ExecutedFile]]  # a file in its runtime
     writers: ClassVar[tuple[Writer, ...]]
     packages: ClassVar[tuple[Package, ...]]
-    # What a recipe may pass to the writer; example_inputs, calibration and the path are the recipe's.
+    # Options that a recipe may pass to the writer; example_inputs, calibration and the path are set
+    # by it.
     options: ClassVar[tuple[str, ...]]
-    # Which tensors must be quantized for integer kernels; empty: what quantizers do by default.
+    # Tensors that must be quantized for integer kernels; empty: the quantizers' defaults.
     quant_types: ClassVar[tuple[str, ...]] = ()
 
     def open(self, path: Path, threads: int) -> ExecutedFile:

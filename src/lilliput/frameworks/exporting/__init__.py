@@ -1,5 +1,6 @@
 """The framework interface of the exports, and its plain data types.
 
-Each framework has a folder ``export`` with the same modules: ``simulation`` runs a model as it is simulated
-and says where it is quantized, ``sums`` tells what its layers add up, ``trace`` turns it into a graph.
+Each framework has a folder ``export`` with the same modules: ``simulation`` runs the simulated model
+and records its quantizer placements, ``sums`` returns what its layers accumulate, ``trace`` turns it
+into a graph.
 """

@@ -1,4 +1,4 @@
-"""Weights as the integers of their grid."""
+"""Weights as integers on their grid."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lilliput.frameworks.exporting.simulation import Array, Place, to_array
 def spread(
     values: Array, shape: tuple[int, ...], axis: int | None, block_size: int | None = None
 ) -> Array:
-    """Return scales or zero points in a shape that multiplies with ``shape``.
+    """Return scales or zero points in a shape that broadcasts with ``shape``.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ def spread(
 
 
 class Scaled:
-    """What integers with scales and zero points stand for; a base of dataclasses that have all of these."""
+    """Integers with scales and zero points; a base class of dataclasses with these fields."""
 
     integers: Array
     scale: Array
@@ -38,7 +38,7 @@ class Scaled:
     block_size: int | None
 
     def spread(self, values: Array) -> Array:
-        """Return scales or zero points in a shape that multiplies with the integers."""
+        """Return scales or zero points in a shape that broadcasts with the integers."""
         return spread(values, self.integers.shape, self.axis, self.block_size)
 
     def reals(self) -> Array:
@@ -59,12 +59,12 @@ class OnGrid(Scaled):
 
 
 def on_grid(place: Place) -> OnGrid:
-    """Return the integers of the weight that a layer computes with, found when first asked.
+    """Return the integers of the weight that a layer uses, computed on first use.
 
     Raises
     ------
     ExportError
-        If the weight does not lie on the grid that its quantizer claims.
+        If the weight is not on the grid that its quantizer reports.
     """
     if place.found is None:
         place.found = _found(place)
@@ -82,7 +82,7 @@ def _found(place: Place) -> OnGrid:
     zero = np.array(np.broadcast_to(zero, scale.shape))
     axis = None if grid.axis is None else grid.axis % weight.ndim
     steps, zeros = (spread(x, weight.shape, axis, grid.group_size) for x in (scale, zero))
-    # Of 24 bits in a float, a quotient of 16 leaves enough to be rounded right.
+    # A float has 24 bits, so a quotient of 16 bits is rounded correctly.
     precise = weight if grid.bits <= 16 else weight.astype(np.float64)
     levels = np.asarray(precise / steps)
     np.rint(levels, out=levels)
@@ -101,7 +101,7 @@ def _check(place: Place, weight: Array, levels: Array, steps: Array) -> None:
     np.abs(error, out=error)
     rounding = 8 * np.finfo(np.float32).eps
     if place.is_half:
-        rounding = 0.01  # the weight itself is held in half precision
+        rounding = 0.01  # the weight itself is in half precision
     reach = np.abs(steps) * np.float32(largest)
     if not (error <= rounding * reach + np.finfo(np.float32).tiny).all():
         worst = float((error / np.abs(steps)).max())

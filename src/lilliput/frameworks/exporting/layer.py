@@ -17,17 +17,17 @@ class Layer:
     op : str
         Conv, ConvTranspose, Gemm, MatMul, or another operator that multiplies.
     weight_dtype : str
-        How its weight is stored; empty where two activations are multiplied.
+        The type of its stored weight; empty where two activations are multiplied.
     macs : int, optional
-        Multiplications of one forward, of one example where the batch is dynamic.
+        Multiplications of one forward pass, for one example if the batch is dynamic.
     integer : bool
-        Whether the runtime computes it on integers.
+        Whether the runtime computes it with integers.
     kernel : str
         The kernel that the runtime executes.
     reason : str
         Why it stays in floating point.
     weight_only : bool
-        Whether its weight is integers and its input is not; a kernel may unpack them on the way.
+        Whether its weight is integer and its input is not; a kernel may unpack the weight on the fly.
     """
 
     name: str

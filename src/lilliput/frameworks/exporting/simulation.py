@@ -24,7 +24,7 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 Key = tuple[int, int, QuantType]
 AnySimulation = TypeVar("AnySimulation", bound="Simulation")
 
-DOMAIN = "lilliput"  # of the ``Site`` nodes of a trace
+DOMAIN = "lilliput"  # of the ``Site`` nodes in a trace
 
 
 def to_array(tensor: Tensor) -> Array:
@@ -37,7 +37,7 @@ def to_array(tensor: Tensor) -> Array:
 
 @dataclass(eq=False)
 class Place:
-    """One tensor of one layer that is quantized: its weight, or its inputs, or its outputs.
+    """One quantized tensor of one layer: its weight, inputs or outputs.
 
     Parameters
     ----------
@@ -46,11 +46,11 @@ class Place:
     quant_type : QuantType
         Which of its tensors.
     qparams : QParams, optional
-        The integer grid, None if the algorithm has none.
+        The integer grid, or None if the algorithm has none.
     results : list of tuples of arrays
-        What the simulation made of it, call by call; empty unless asked for.
+        The results of the simulation, call by call; empty unless requested.
     found : OnGrid, optional
-        The integers of a weight, once they were asked for.
+        The integers of a weight, once computed.
     """
 
     wrapper: Any
@@ -77,11 +77,11 @@ class Place:
 
     @property
     def is_half(self) -> bool:
-        """Whether the weight is held in half precision."""
+        """Whether the weight is in half precision."""
         return "16" in str(self._weight().dtype)
 
     def weight(self) -> Array:
-        """Return what the layer computes with: masked and quantized; as it was when first asked."""
+        """Return the weight that the layer uses, masked and quantized; computed on first use."""
         if self._held is None:
             self._held = to_array(self._weight())
         return self._held
@@ -91,13 +91,13 @@ class Place:
 
 
 def key_of(wrapper: Any, quant_type: QuantType) -> Key:
-    """Return what identifies a tensor of a layer; tracing shows proxies in place of wrappers."""
+    """Return the identity of a tensor of a layer; tracing passes proxies instead of wrappers."""
     return id(wrapper.layer_info), id(wrapper.compressor), quant_type
 
 
 @dataclass(frozen=True)
 class Site:
-    """One quantization in a trace: of which place, which of its tensors, and in which call."""
+    """One quantization in a trace: its placement, the index of the tensor, and the call."""
 
     place: int
     position: int
@@ -120,7 +120,7 @@ class Simulation(ABC):
     def of(
         cls: type[AnySimulation], model: Any, inputs: Inputs, keep: bool = False
     ) -> AnySimulation:
-        """Run a model for inference; ``keep`` what every quantizer returns."""
+        """Run a model for inference; ``keep`` the results of all quantizers."""
         found, places = cls(model, inputs), dict[Key, Place]()
         quantize = found.marker(as_simulated)
 
@@ -144,7 +144,7 @@ class Simulation(ABC):
         return found
 
     def again(self: AnySimulation, inputs: Inputs, keep: bool = False) -> AnySimulation:
-        """Run the model on other inputs; ``keep`` what every quantizer returns, as the model is now."""
+        """Run the model on other inputs; ``keep`` the results of all quantizers of the current model."""
         if keep:
             return type(self).of(self.model, inputs, keep)
         other = replace(self, inputs=inputs)
@@ -159,7 +159,7 @@ class Simulation(ABC):
         return self.tensors(self.run_with(self.marker(marker)))
 
     def look_at(self, inputs: Inputs) -> None:
-        """Run the model on inputs, which hooks may watch; :meth:`again` need not run it then."""
+        """Run the model on inputs for hooks to observe; :meth:`again` then need not run it."""
         self._seen.append((inputs, replace(self, inputs=inputs).run(as_simulated)))
 
     def forget(self) -> None:
@@ -169,14 +169,14 @@ class Simulation(ABC):
             place.found = None
 
     def takes(self, inputs: Inputs) -> bool:
-        """Whether the model runs on other inputs, and returns numbers."""
+        """Whether the model runs on other inputs and returns numbers."""
         try:
             return _are_numbers(replace(self, inputs=inputs).run(step_aside))
-        except Exception:  # whatever the model's own code raises
+        except Exception:  # any error of the model's own code
             return False
 
     def run_with(self, marker: Marker) -> Any:
-        """Return what the model returns with a marker instead of all quantizers."""
+        """Return the model's outputs with a marker instead of all quantizers."""
         with marking(marker, backend_of(self.model).quantizers_in(self.model)):
             return self.call()
 
@@ -224,7 +224,7 @@ class Simulation(ABC):
 
     @abstractmethod
     def marker(self, others: Marker) -> Marker:
-        """Return a marker by which weights are quantized once for all runs, activations by ``others``."""
+        """Return a marker that quantizes weights once for all runs, and activations by ``others``."""
 
     @abstractmethod
     def tensors(self, nested: Any) -> list[Tensor]:
@@ -253,23 +253,23 @@ class Simulating(Protocol):
         """Return example inputs as the arguments of a call."""
 
     def like_example(self, batch: Any, inputs: Inputs) -> Inputs:
-        """Return a batch, which may hold labels, as the arguments of such a call."""
+        """Return a batch, possibly with labels, as the arguments of such a call."""
 
     def simulate(self, model: Any, inputs: Inputs) -> Simulation:
-        """Run a model in inference mode, and record where it is quantized."""
+        """Run a model in inference mode, and record its quantizer placements."""
 
     def plain_source(self, model: Any, example_inputs: Any) -> tuple[Any, Any]:
-        """Return a copy of a model without compressors, and inputs to time it with."""
+        """Return a copy of a model without compressors, and inputs for timing it."""
 
 
 def as_simulated(wrapper: Any, kind: QuantType, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Quantize; a marker under which a model computes as ever."""
+    """Quantize; a marker that does not change what the model computes."""
     results: tuple[Tensor, ...] = wrapper._quantizer().run(wrapper, kind, tensors)
     return results
 
 
 def numbered(count: int, word: str) -> list[str]:
-    """Return names for some tensors: one alone has no number."""
+    """Return names for some tensors; a single one has no number."""
     return [word] if count == 1 else [f"{word}_{i}" for i in range(count)]
 
 
@@ -290,7 +290,7 @@ def _are_numbers(outputs: Sequence[Tensor]) -> bool:
 
 
 def _qparams_of(place: Place) -> QParams | None:
-    """Return the grid of a place, with its numbers as arrays: they cannot be read while tracing."""
+    """Return the grid of a placement with NumPy arrays, since tensors cannot be read while tracing."""
     quantizer = place.wrapper._quantizer()
     found = quantizer.qparams(place.wrapper, place.quant_type)
     if found is None:

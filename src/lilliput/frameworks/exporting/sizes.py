@@ -9,9 +9,9 @@ from typing import Any
 from lilliput.errors import ExportError
 
 BATCH = "batch"
-AxisPlace = tuple[int, int]  # which of the tensors in the inputs, and which of its axes
-FEW = range(2, 65)  # sizes at which conditions such as "even" or "not 9" are looked for
-_MOST = 3  # sizes to execute that a trace excludes
+AxisPlace = tuple[int, int]  # index of the tensor among the inputs, and its axis
+FEW = range(2, 65)  # sizes that are tested for conditions such as "even" or "not 9"
+_MOST = 3  # number of excluded sizes to execute
 
 
 class TraceError(ExportError):
@@ -20,22 +20,22 @@ class TraceError(ExportError):
 
 @dataclass(frozen=True)
 class Axis:
-    """One size that inputs share.
+    """One size shared by inputs.
 
     Parameters
     ----------
     name : str
-        What it is called in the file.
+        Its name in the file.
     places : tuple of (int, int)
         The tensors among the inputs, and their axes, that have this size.
     size : int
-        Of the example.
+        Its value in the example inputs.
     other : int
-        Another size that the model takes, 0 if it takes none.
+        Another size that the model accepts, 0 if there is none.
     hint : object
-        What the framework's tracer is told of it, by default what ``is_asked`` says.
+        Passed to the framework's tracer; by default derived from ``is_asked``.
     is_asked : bool
-        Whether the user asked for it: then it is refused, not fixed, if the model does not allow it.
+        Whether the user requested it: it is then an error, not fixed, if the model does not allow it.
     """
 
     name: str
@@ -48,23 +48,23 @@ class Axis:
 
 @dataclass(frozen=True)
 class Assumed:
-    """What a trace assumes of a size: ranges, and conditions that hold for the example.
+    """Assumptions of a trace about a size: ranges, and conditions that hold for the example.
 
-    A model that takes another way for more than 6 rows has the range 0 to 6; one that does so for odd
-    numbers has the condition ``Eq(Mod(rows, 2), 0)``. A file holds only the way of the example.
+    A model that branches for more than 6 rows has the range 0 to 6; one that branches for odd
+    numbers has the condition ``Eq(Mod(rows, 2), 0)``. A file contains only the branch of the example.
 
     Parameters
     ----------
     name : str
-        What the size is called.
+        Name of the size.
     ranges : tuple of (int, int or None)
-        Smallest and largest size, None where there is no largest.
+        Smallest and largest size, None for no upper limit.
     conditions : tuple of sympy expressions
         In one symbol.
     looked_at : sequence of int
-        Sizes at which conditions were looked for.
+        Sizes that were tested for conditions.
     ends : tuple of int
-        Sizes at which something ends that the model holds, such as a table of positions.
+        Sizes at which something in the model ends, such as a table of positions.
     """
 
     name: str = "rows"
@@ -85,7 +85,7 @@ class Assumed:
         )
 
     def to_try(self) -> list[int]:
-        """Return sizes at the ends of the ranges, on both sides, and sizes that conditions exclude."""
+        """Return sizes on both sides of the range limits, and sizes that conditions exclude."""
         edges = [x for low, high in self.ranges for x in (low - 1, low, high, high and high + 1)]
         known = {x for x in edges if x is not None and x > 1 and self.ranges}
         excluded = [n for n in self.looked_at if not self.allows(n) and n not in known]
@@ -101,16 +101,16 @@ class Assumed:
 
 @dataclass(frozen=True)
 class OpenSizes:
-    """The outcome for the sizes that were requested to be dynamic.
+    """The result for the sizes that were requested to be dynamic.
 
     Parameters
     ----------
     axes : tuple of Axis
-        Those that are.
+        The dynamic sizes.
     constant : tuple of Axis
-        Those that are constants in the trace.
+        The sizes that are constants in the trace.
     assumed : dict
-        What the trace assumes of each that is open, by name.
+        The assumptions of the trace about each dynamic size, by name.
     """
 
     axes: tuple[Axis, ...] = ()
@@ -119,5 +119,5 @@ class OpenSizes:
 
 
 def holds(condition: Any, size: int) -> bool:
-    """Whether a condition in one symbol is met by a size."""
+    """Whether a size satisfies a condition in one symbol."""
     return bool(condition.subs(dict.fromkeys(condition.free_symbols, size)))

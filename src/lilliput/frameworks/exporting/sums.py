@@ -17,7 +17,7 @@ class Sums:
     """The axes over which a layer accumulates.
 
     ``outputs`` and ``inputs`` are axes of its kernel, the others are positions; ``data`` are the axes of
-    what it is called with that go with ``inputs``. ``channels`` of data are in ``groups``. Where it
+    its input that correspond to ``inputs``. The ``channels`` of the data are in ``groups``. If it
     ``is_padded``, zeros are added up as well.
     """
 
@@ -35,7 +35,7 @@ class Sums:
         return moved.reshape(prod(moved.shape[: len(self.outputs)]), -1, *moved.shape[count:])
 
     def by_channel(self, data: Array) -> Array | None:
-        """Return what the layer is called with as one row per channel, None if it is something else."""
+        """Return the layer's input with one row per channel, or None if it has another form."""
         needed = max(axis + 1 if axis >= 0 else -axis for axis in self.data)
         if data.ndim < needed or not data.size:
             return None
@@ -51,4 +51,4 @@ class AddingUp(Protocol):
         """Return the axes over which a layer accumulates, or None if it can never saturate."""
 
     def on_inputs(self, wrapper: Any, task: Callable[[list[Tensor]], None]) -> list[Any]:
-        """Call ``task(tensors)`` with what a layer is called with, quantized; return removable handles."""
+        """Call ``task(tensors)`` with the quantized inputs of a layer; return removable handles."""

@@ -34,7 +34,7 @@ from lilliput.frameworks.keras.functions import retrace
 from lilliput.frameworks.keras.grad import with_gradient
 from lilliput.frameworks.keras.graph import function_of
 from lilliput.frameworks.keras.learned import Parameter
-from lilliput.frameworks.keras.learning import Adopted, reconcile
+from lilliput.frameworks.keras.learning import AddedVariables, reconcile
 from lilliput.frameworks.keras.masks import (
     apply_masks,
     check_quantizers,
@@ -54,7 +54,7 @@ Tensor = Any
 
 
 class KerasBackend(Backend):
-    """What the engine needs, done with Keras."""
+    """The engine's interface, implemented for Keras."""
 
     name = "keras"
     default_types = DEFAULT_TYPES
@@ -67,7 +67,7 @@ class KerasBackend(Backend):
     # -- layers --------------------------------------------------------------------------------------
 
     def layers(self, model: Any) -> list[LayerInfo]:
-        """Return every layer that could be compressed; see :mod:`discover`."""
+        """Return every layer that can be compressed; see :mod:`discover`."""
         return discover(model)
 
     def parts(self, model: Any) -> list[tuple[str, Any]]:
@@ -75,11 +75,11 @@ class KerasBackend(Backend):
         return parts_of(model)
 
     def quantizers_in(self, model: Any) -> list[Any]:
-        """Return the wrappers of quantizers that are at work in a model."""
+        """Return the wrappers of quantizers attached to a model."""
         return instrument.quantizers_in(layers_by_path(model).values())
 
     def parameters(self, model: Any) -> dict[str, LayerInfo]:
-        """Return each variable that is trained under all its full names."""
+        """Return each trained variable under all its full names."""
         return find_parameters(model)
 
     def is_known_type(self, name: str) -> bool:
@@ -87,7 +87,7 @@ class KerasBackend(Backend):
         return isinstance(getattr(keras.layers, name, None), type)
 
     def wrap(self, kind: str, layer: LayerInfo, compressor: Any) -> ModuleWrapper:
-        """Return a new wrapper; the model stays untouched."""
+        """Return a new wrapper; the model is not changed."""
         for owner in layer.owners:
             policy = getattr(owner.module, "quantization_mode", None)
             if policy is not None:
@@ -97,7 +97,7 @@ class KerasBackend(Backend):
                 )
             if getattr(owner.module, "lora_enabled", False):
                 raise UnsupportedModelError(
-                    f"layer {layer.name!r} has LoRA weights beside its own; save and load the model, "
+                    f"layer {layer.name!r} has LoRA weights besides its own; save and load the model, "
                     "which merges them, before compressing."
                 )
             if kind == "quantizer" and owner.module.compute_dtype == "float64":
@@ -117,13 +117,13 @@ class KerasBackend(Backend):
             instrument.attach(owner.module, wrapper, owner.weight_name, owner.bias_name)
 
     def detach(self, wrapper: ModuleWrapper) -> None:
-        """Take the shadow away."""
+        """Remove the shadow."""
         sync(wrapper.compressor.bound_model)
         for owner in wrapper.layer_info.owners:
             instrument.detach(owner.module, wrapper)
 
     def announce_buffers(self, model: Any) -> None:
-        """Forget the graphs that were traced before; leave a model without wrappers alone."""
+        """Discard the compiled functions; do nothing for a model without wrappers."""
         reconcile(model)
         models.leave_idle(model)
         forget_in_torch(model)
@@ -132,13 +132,13 @@ class KerasBackend(Backend):
     # -- masks ---------------------------------------------------------------------------------------
 
     def write_zeros(self, wrappers: Sequence[ModuleWrapper]) -> None:
-        """Leave the pruned zeros in the raw weights, or refuse where a quantizer would move them."""
+        """Write the pruned zeros into the raw weights; raise if a quantizer would change them."""
         check_quantizers(wrappers)
         self.harden(wrappers)
         self.apply_masks(wrappers)
 
     def to_mask(self, keep: Any, wrapper: ModuleWrapper) -> Any:
-        """Return a NumPy array of booleans as it is."""
+        """Return a NumPy array of booleans unchanged."""
         return np.asarray(keep)
 
     def to_flags(self, mask: Any) -> Any:
@@ -146,15 +146,15 @@ class KerasBackend(Backend):
         return to_array(mask) != 0
 
     def check_mask(self, wrapper: ModuleWrapper, key: str, mask: Any) -> str | None:
-        """Return what is wrong with a mask, or None."""
+        """Return the problem of a mask, or None."""
         return fault_of(wrapper, key, mask)
 
     def apply_masks(self, wrappers: Sequence[ModuleWrapper], optimizer: Any = None) -> None:
-        """Zero the pruned weights, and the optimizer's memory of them."""
+        """Set pruned weights and their optimizer slots to zero."""
         apply_masks(wrappers, optimizer)
 
     def harden(self, wrappers: Sequence[ModuleWrapper], optimizer: Any = None) -> None:
-        """Assign what soft layers compute with to their raw variables, which hold it from now on."""
+        """Assign the computed weights of soft layers to their raw variables."""
         soft = [wrapper for wrapper in wrappers if wrapper.keeps_raw()]
         for wrapper in soft:
             value = wrapper.transform("weight", tensor_of(wrapper.weight), [])
@@ -165,7 +165,7 @@ class KerasBackend(Backend):
             retrace(soft[0].compressor.bound_model)
 
     def hold_masks(self, wrappers: Sequence[ModuleWrapper]) -> None:
-        """Zero pruned weights again after the steps of Muon; others move none without a gradient."""
+        """Reset pruned weights to zero after steps of Muon; other optimizers do not move them."""
         optimizer = (
             getattr(wrappers[0].compressor.bound_model, "optimizer", None) if wrappers else None
         )
@@ -173,7 +173,7 @@ class KerasBackend(Backend):
             apply_masks(wrappers)
 
     def masked_weight(self, wrapper: ModuleWrapper) -> Tensor:
-        """Return what pruners make of the raw weight."""
+        """Return the raw weight with all pruners applied."""
         weight = ops.stop_gradient(tensor_of(wrapper.weight))
         sidecar = instrument.sidecar_of(wrapper.module)
         name = str(wrapper.layer_info.weight_name)
@@ -187,29 +187,29 @@ class KerasBackend(Backend):
         return [instrument.Collector(wrapper, collector).add_to(o.module) for o in owners]
 
     def after_step(self, optimizer: Any, task: Callable[[], None]) -> Any:
-        """Do the task after each step of an optimizer; see :mod:`model`."""
+        """Call the task after each step of an optimizer; see :mod:`model`."""
         return models.OptimizerTask(optimizer, task)
 
     def before_step(self, optimizer: Any, task: Callable[[], None]) -> Any:
-        """Refuse: in a graph, nothing comes between gradients and the step."""
+        """Raise: in a graph, nothing can run between gradients and the step."""
         raise UnsupportedModelError(
-            "this algorithm looks at gradients before each step, which it does on torch models only."
+            "this algorithm reads gradients before each step, which is supported on torch models only."
         )
 
     def callback(self, compressor: Any) -> Any:
-        """Return a callback that follows ``fit`` on behalf of a compressor."""
+        """Return a callback that follows ``fit`` for a compressor."""
         return models.CompressionCallback(compressor)
 
     def restart_optimizer(self, model: Any, optimizer: Any) -> None:
-        """Give the optimizer the values that a new one has; its steps count from 0."""
+        """Reset the optimizer to the values of a new one, with its steps counted from 0."""
         restart(model, getattr(model, "optimizer", None) if optimizer is None else optimizer)
 
     def check_optimizer(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> None:
-        """Raise if this is not an optimizer of Keras, or it is built for other variables."""
+        """Raise if this is not a Keras optimizer, or it is built for other variables."""
         if not isinstance(optimizer, keras.optimizers.Optimizer):
             raise ConfigError(
                 f"optimizer: received {type(optimizer).__name__!r}, expected a keras.optimizers.Optimizer "
-                "(model.optimizer), or none: then give fit the callback of the compressor."
+                "(model.optimizer), or none: then pass the compressor's callback() to fit."
             )
         held = {id(v) for v in getattr(optimizer, "_trainable_variables", ())}
         weights = [raw(w.module, name) for w in wrappers if (name := w.layer_info.weight_name)]
@@ -219,10 +219,10 @@ class KerasBackend(Backend):
             )
 
     def add_to_optimizer(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> list[Any]:
-        """Have the optimizer train what the wrappers learn; see :mod:`learning`."""
+        """Add the wrappers' learned variables to the optimizer; see :mod:`learning`."""
         if not any(wrapper.learned() for wrapper in wrappers):
             return []
-        added = Adopted(optimizer, wrappers[0].compressor.bound_model)
+        added = AddedVariables(optimizer, wrappers[0].compressor.bound_model)
         for wrapper in wrappers:
             wrapper.put_slots()
         return [added]
@@ -235,11 +235,11 @@ class KerasBackend(Backend):
     def pull_to_zero(
         self, wrappers: Sequence[ModuleWrapper], scale: float, optimizer: Any = None
     ) -> None:
-        """Refuse, as :meth:`before_step` does."""
+        """Raise, as :meth:`before_step` does."""
         raise UnsupportedModelError("this algorithm changes gradients: on torch models only.")
 
     def penalize(self, wrappers: Sequence[ModuleWrapper], scale: float) -> None:
-        """Give the raw weights a regularizer; see :mod:`penalty`."""
+        """Add a regularizer to the raw weights; see :mod:`penalty`."""
         if penalty.set_penalty([_raw_weight(wrapper) for wrapper in wrappers], scale):
             retrace(wrappers[0].compressor.bound_model)
 
@@ -250,11 +250,11 @@ class KerasBackend(Backend):
         penalty: Callable[..., Any],
         optimizer: Any,
     ) -> None:
-        """Give a learned variable a regularizer, which Keras makes a part of the loss."""
+        """Add a regularizer to a learned variable, which Keras includes in the loss."""
         (name,) = names
 
         def in_the_loss(value: Any) -> Any:
-            found = ops.cast(penalty(value), keras.config.floatx())  # as the losses it is added to
+            found = ops.cast(penalty(value), keras.config.floatx())  # same type as the losses
             return found - ops.stop_gradient(
                 found
             )  # its gradient counts; reported losses are the user's
@@ -267,15 +267,15 @@ class KerasBackend(Backend):
         return own is not None and own is not keras.activations.linear
 
     def feeder(self, example_inputs: Any) -> Callable[..., Any]:
-        """Return what calls a model with the inputs of a batch, as ``fit`` does."""
+        """Return a function that calls a model with the inputs of a batch, as ``fit`` does."""
         return running.call
 
     def is_tracing(self) -> bool:
-        """Whether this code runs to build a graph."""
+        """Whether a graph is being traced."""
         return is_tracing()
 
     def is_training(self, model: Any) -> bool:
-        """Whether the call that is going on is one of training."""
+        """Whether the current call is in training mode."""
         return is_training()
 
     # -- a student and its teacher ---------------------------------------------------------------------
@@ -294,7 +294,7 @@ class KerasBackend(Backend):
     def record(
         self, model: Any, wrappers: Sequence[ModuleWrapper], task: Callable[[Run], None]
     ) -> list[Any]:
-        """Watch the layers and the model itself."""
+        """Observe the layers and the model itself."""
         return [features.Recorder(model, wrappers, task)]
 
     def outputs_of(
@@ -304,24 +304,24 @@ class KerasBackend(Backend):
         return features.outputs_of(model, names, run, forward)
 
     def as_arguments(self, example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return inputs as ``fit`` takes them: the only argument."""
+        """Return inputs as ``fit`` takes them: as a single argument."""
         return (running.inputs_of(example_inputs),), {}
 
     def learned(self, array: Any, like: Tensor) -> Any:
-        """Return an array in the precision of a tensor; the wrapper makes a variable of it."""
+        """Return an array in the precision of a tensor; the wrapper turns it into a variable."""
         return np.asarray(array, keras.backend.standardize_dtype(like.dtype))
 
     def channel_axis(self, rank: int) -> int:
-        """Return the last axis, or where the image data format has channels."""
+        """Return the last axis, or that of the channels in the image data format."""
         is_first = rank > 3 and keras.config.image_data_format() == "channels_first"
         return 1 if is_first else -1
 
     def are_shares(self, tensor: Tensor, axis: int) -> bool:
-        """Whether values are probabilities, as far as they are known."""
+        """Whether values are probabilities, if they are known."""
         return features.are_shares(tensor, axis)
 
     def ends_in_softmax(self, module: Any) -> bool:
-        """Whether what a layer returns is known to come from a softmax."""
+        """Whether the output of a layer is known to come from a softmax."""
         return features.ends_in_softmax(module)
 
     # -- running -------------------------------------------------------------------------------------
@@ -333,7 +333,7 @@ class KerasBackend(Backend):
         forward: Callable[..., Any] | None,
         task: Callable[[], None] | None = None,
     ) -> None:
-        """Run batches in inference mode, with gradients where a task wants to see them."""
+        """Run batches in inference mode, with gradients if a task reads them."""
         taps = [] if task is None else effects.taps_in(model)
         if task is None:
             running.run(model, batches, forward)
@@ -343,7 +343,7 @@ class KerasBackend(Backend):
             running.run_with_gradients(model, batches, forward or running.call, task)
 
     def probe(self, outputs: Any) -> Tensor:
-        """Return a random combination of outputs, to be derived."""
+        """Return a random combination of outputs to differentiate."""
         return effects.probe(outputs)
 
     def sampled_loss(self, outputs: Any, seed: int) -> Tensor | None:
@@ -351,7 +351,7 @@ class KerasBackend(Backend):
         return effects.sampled_loss(outputs, seed)
 
     def watch_effects(self, layer: LayerInfo, task: Callable[..., None]) -> list[Any]:
-        """Watch every layer that owns the weight."""
+        """Observe every layer that owns the weight."""
         return list(effects.watch_effects(layer, task))
 
     def response(self, layer: LayerInfo, change: Tensor, inputs: Tensor) -> Tensor:
@@ -368,18 +368,18 @@ class KerasBackend(Backend):
         return {f"{i}": to_array(variable) for i, variable in enumerate(model.variables)}
 
     def load_model(self, model: Any, tensors: dict[str, Any]) -> None:
-        """Assign them again."""
+        """Assign the variables again."""
         sync(model)
         for i, variable in enumerate(model.variables):
             variable.assign(tensors[f"{i}"])
 
     def copy_model(self, model: Any) -> Any:
-        """Make the model again from its config, with the same values; no compressor would come along."""
+        """Recreate the model from its config with the same values; fails if a compressor is attached."""
         at_work = models.compressors_of(model)
         if at_work:
             raise StageError(
-                f"the model is under {type(at_work[0]).__name__}, and cannot be copied with it; strip() it "
-                "first, or give a model that no compressor is on."
+                f"the model is under {type(at_work[0]).__name__} and cannot be copied with it; strip() it "
+                "first, or pass a model without compressors."
             )
         return copies.copy_model(model)
 
@@ -388,17 +388,17 @@ class KerasBackend(Backend):
         return models.Watcher(model, task)
 
     def graph(self, model: Any, example_inputs: Any) -> Graph:
-        """Write the layers of the model as neutral ops; nothing runs."""
+        """Translate the layers of the model to neutral ops; nothing runs."""
         from lilliput.frameworks.keras.reader import graph_of
 
         return graph_of(model, example_inputs)
 
     def needs_example(self, model: Any) -> bool:
-        """Say yes for a subclassed model: Keras knows no graph of it."""
+        """Whether the model is subclassed, so that Keras does not know its graph."""
         return function_of(model) is None
 
     def narrow_to_masks(self, pruner: Any) -> None:
-        """Narrow them; see :mod:`narrow`."""
+        """Restrict norms to the kept channels; see :mod:`narrow`."""
         from lilliput.frameworks.keras.narrow import (
             narrow_to_masks,
         )  # here: imports are to be quick
@@ -406,14 +406,14 @@ class KerasBackend(Backend):
         narrow_to_masks(pruner)
 
     def narrow_norms_again(self, model: Any) -> None:
-        """Narrow norms for the pruners that are still at work on a model, after one has left."""
+        """Restrict norms for the remaining pruners of a model, after one was removed."""
         sidecars = [x for x in map(instrument.sidecar_of, model._flatten_layers()) if x is not None]
         wrappers = [w for sidecar in sidecars for w in sidecar.wrappers if w.order == 0]
         for wrapper in {id(w.compressor): w for w in wrappers}.values():
             self.narrow_norms([wrapper])
 
     def widen_norms(self, model: Any) -> list[str]:
-        """Let norms see all channels again; return which did not."""
+        """Let norms use all channels again; return those that did not."""
         from lilliput.frameworks.keras.narrow import set_narrow
 
         layers = layers_by_path(model)
@@ -424,15 +424,15 @@ class KerasBackend(Backend):
         return narrow
 
     def flow(self, model: Any, example_inputs: Any) -> Flow:
-        """Return how tensors flow through the model, from its graph."""
+        """Return the flow of tensors through the model, from its graph."""
         return flow_of(model, example_inputs)
 
     def known_flow(self, model: Any) -> Flow | None:
-        """Return it for a Functional or Sequential model."""
+        """Return the flow of a Functional or Sequential model."""
         return None if function_of(model) is None else flow_of(model)
 
     def flow_of_batch(self, model: Any, batch: Any, forward: Callable[..., Any] | None) -> Flow:
-        """Do the same; only a subclassed model needs the batch for it."""
+        """Return the flow; only a subclassed model needs the batch."""
         return flow_of(model, running.inputs_of(batch))
 
     def keep_quantizers(self, wrapper: ModuleWrapper, roles: Collection[str]) -> None:
@@ -444,14 +444,14 @@ class KerasBackend(Backend):
         retrace(wrapper.compressor.bound_model)
 
     def add_remote_quantizer(self, model: Any, path: str, wrapper: ModuleWrapper, role: str) -> Any:
-        """Quantize what another layer returns."""
+        """Quantize the output of another layer."""
         retrace(model)
         return instrument.RemoteQuantizer(wrapper, role).add_to(layers_by_path(model)[path])
 
     # -- batch norms ---------------------------------------------------------------------------------
 
     def link_norm(self, model: Any, wrapper: ModuleWrapper) -> None:
-        """Keep the norm with the wrapper."""
+        """Store the norm with the wrapper."""
         path = getattr(wrapper, "norm", "")
         wrapper.__dict__["_norm"] = layers_by_path(model)[path] if path else None
 
@@ -473,21 +473,21 @@ class KerasBackend(Backend):
         return frozen
 
     def thaw_norms(self, model: Any) -> None:
-        """Forget the graphs in which norms are frozen."""
+        """Discard the graphs in which norms are frozen."""
         retrace(model)
 
     def refinement(
         self, quantizer: Any, batches: Sequence[Any], forward: Callable[..., Any] | None
     ) -> Any:
-        """Refuse what changes parameters in calibration."""
+        """Raise for options that change parameters in calibration."""
         raise UnsupportedModelError(
-            "equalize, smooth, adaround and bias_correction are for torch models; leave them out."
+            "equalize, smooth, adaround and bias_correction are for torch models; omit them."
         )
 
     # -- one process -----------------------------------------------------------------------------------
 
     def sum_over_processes(self, tensor: Any) -> Any:
-        """Return the tensor: there is one process."""
+        """Return the tensor: there is a single process."""
         return tensor
 
     def process_index(self) -> int:
@@ -495,11 +495,11 @@ class KerasBackend(Backend):
         return 0
 
     def average(self, tensors: Sequence[Any]) -> bool:
-        """Return False: there is one process."""
+        """Return False: there is a single process."""
         return False
 
     def reduce(self, array: Any, how: str) -> Any:
-        """Return the array: there is one process."""
+        """Return the array: there is a single process."""
         return array
 
     # -- tensors ---------------------------------------------------------------------------------------
@@ -509,11 +509,11 @@ class KerasBackend(Backend):
         return ops.convert_to_tensor(value, dtype="float32")
 
     def parameter(self, value: Any, at_least: float | None = None) -> Parameter:
-        """Return what a wrapper makes a trainable variable of; see :mod:`learned`."""
+        """Return a value that a wrapper turns into a trainable variable; see :mod:`learned`."""
         return Parameter(value, at_least)
 
     def value_of(self, tensor: Any) -> Any:
-        """Return the value of a variable: not every function of Keras takes one."""
+        """Return the value of a variable, because some Keras functions do not accept variables."""
         return tensor_of(tensor)
 
     def is_tensor(self, value: Any) -> bool:
@@ -549,7 +549,7 @@ class KerasBackend(Backend):
         return files.parse_tensors(data)
 
     def stored_types(self, model: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Return the weights by their paths; refuse a model under a compressor."""
+        """Return the weights by their paths; raise if a compressor is attached."""
         if models.compressors_of(model):
             raise StateError(
                 "a compressor is attached to the model; call its strip() before loading."
@@ -564,7 +564,7 @@ class KerasBackend(Backend):
         return files.stored_weights(model, wrappers)
 
     def load_stored(self, model: Any, tensors: dict[str, tuple[str, Any]]) -> None:
-        """Assign them."""
+        """Assign the weights."""
         sync(model)
         for name, variable in files.plain_weights(model).items():
             variable.assign(files.from_bits(*tensors[name]))
@@ -575,7 +575,7 @@ def _raw_weight(wrapper: ModuleWrapper) -> Any:
 
 
 def strip(model: Any) -> Any:
-    """Leave a compressed model as a plain one, and return it.
+    """Turn a compressed model into a plain one, and return it.
 
     Pruned weights are zeros; after a quantizer the weights are the trained float ones.
 

@@ -1,4 +1,4 @@
-"""Build a Functional or Sequential model again, with fewer channels in its layers."""
+"""Rebuild a Functional or Sequential model with fewer channels in its layers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lilliput.graph.analysis import Analysis, Kept
 from lilliput.graph.cuts import Array, Cut, cut_array
 from lilliput.graph.labels import Flags
 
-# What Keras adds to a model later than in its constructor.
+# Attributes that Keras adds to a model after its constructor.
 _OF_KERAS = (
     *("history", "optimizer", "output_names", "input_names"),
     *("stop_evaluating", "stop_predicting", "stop_training"),
@@ -33,18 +33,18 @@ _FRAMEWORKS = ("keras", "tensorflow", "torch", "jax")
 
 
 class Builder:
-    """One new model: its layers by those they were made from, and its weights.
+    """A new model: its layers by the layers they were created from, and its weights.
 
     Parameters
     ----------
     analysis : Analysis
-        The model to build again.
+        The analysis of the model to rebuild.
     removed : array of bool
-        Which classes of its labels go.
+        The removed classes of its labels.
     cuts : iterable of Cut
-        What this takes from its variables.
+        The resulting cuts of its variables.
     dtype : str, optional
-        Compute in this precision instead of the layers' own.
+        Compute in this precision instead of that of the layers.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class Builder:
             variable = self.read.tensors.variables[cut.tensor]
             self.cuts.setdefault(id(variable), []).append(cut)
         self.made: dict[int, tuple[Any, Any]] = {}  # by identity of the old one
-        self.initializers: list[tuple[Any, dict[str, Any]]] = []  # to put back when all is built
+        self.initializers: list[tuple[Any, dict[str, Any]]] = []  # restored in the end
         self.known = custom_objects(self.read.model)
         self.notes: list[str] = []
 
     def build(self, arrays: Mapping[int, Array]) -> Any:
-        """Return the new model, the same one each time, with these values of the old variables."""
+        """Return the new model, always the same one, with these values of the old variables."""
         model = self.read.model
         if id(model) not in self.made:
             self._make(model)
@@ -76,7 +76,7 @@ class Builder:
     def _make(self, model: Any) -> None:
         new = self._model(model, [tuple(x.shape) for x in function_of(model).inputs])
         self.made[id(model)] = (model, new)
-        for old in [model, *model._flatten_layers(include_self=False)]:  # outer ones come first
+        for old in [model, *model._flatten_layers(include_self=False)]:  # outer ones first
             if id(old) in self.made:
                 self.made[id(old)][1].trainable = old.trainable
         for layer, initializers in self.initializers:
@@ -109,7 +109,7 @@ class Builder:
         made = keras.Input(
             batch_shape=shape, dtype=dtype, sparse=tensor.sparse, name=layer.name, optional=optional
         )
-        made.name = tensor.name  # without a name of the user's, Keras calls it other than its layer
+        made.name = tensor.name  # otherwise Keras may name it differently from its layer
         return made
 
     def _run(self, function: Any, inputs: list[Any]) -> list[Any]:
@@ -132,24 +132,24 @@ class Builder:
             ) from error
 
     def _assemble(self, model: Any, plain: Any, **parts: Any) -> Any:
-        """Return a model of the class of another; of the plain one if that is made differently."""
+        """Return a model of the given model's class, or of the plain class if its constructor differs."""
         own: Any = unshadowed(type(model))
         try:
             new = own(**parts, name=model.name)
         except TypeError:
             self.notes.append(
-                f"{own.__name__} has a constructor of its own, so the new model is a plain "
-                f"keras.{plain.__name__}: its training step and methods are gone"
+                f"{own.__name__} has its own constructor, so the new model is a plain "
+                f"keras.{plain.__name__} without its training step and methods"
             )
             new = plain(**parts, name=model.name)
         self._carry(model, new)
         return new
 
     def _carry(self, model: Any, new: Any) -> None:
-        """Give a new model the attributes that its class or its user has given the old one."""
+        """Copy the attributes that the class or the user has added to the old model."""
         known, lost = {*vars(keras.Sequential()), *_OF_KERAS}, []
         of_keras = _names_in_keras(model.__class__)
-        modules = vars(model).get("_modules", {})  # where Keras on torch has layers
+        modules = vars(model).get("_modules", {})  # where Keras on torch stores layers
         layers = {key: value for key, value in modules.items() if id(value) in self.made}
         for key, value in {**vars(model), **layers}.items():
             is_private = key.startswith("_") and key in of_keras
@@ -163,14 +163,14 @@ class Builder:
                 lost.append(key)
         if lost:
             self.notes.append(
-                f"{model.name!r} has attributes that are not plain values, and were not carried over: "
+                f"{model.name!r} has attributes that are not plain values and were not copied: "
                 f"{', '.join(lost)}; set them again"
             )
 
     # -- layers ------------------------------------------------------------------------------------
 
     def _operation(self, old: Any) -> Any:
-        """Return the new form of a layer or operation; the same one for each of its calls."""
+        """Return the new form of a layer or operation, the same one for each of its calls."""
         if id(old) not in self.made:
             self.made[id(old)] = (old, self._copy(old))
         return self.made[id(old)][1]
@@ -184,11 +184,11 @@ class Builder:
 
         new = copy_operation(old, edit, self.dtype, self.known)
         if isinstance(old, keras.Layer) and not old._layers:
-            self._start_at_zero(new)  # layers inside make initializers of their own from it
+            self._start_at_zero(new)  # inner layers create their own initializers from it
         return new
 
     def _start_at_zero(self, layer: Any) -> None:
-        """Spare a layer random numbers, which its own values replace at once."""
+        """Skip the random initialization of a layer, whose values are replaced immediately."""
         if find_lowering(layer) is not None:
             held = {k: v for k, v in vars(layer).items() if k.endswith("_initializer") and v}
             self.initializers.append((layer, held))
@@ -196,7 +196,7 @@ class Builder:
                 setattr(layer, key, _zeros)
 
     def _inner_shapes(self, model: Any) -> list[Any]:
-        """Return the shapes that a nested model is called with from now on."""
+        """Return the new input shapes of a nested model."""
         shapes = [tuple(tensor.shape) for tensor in function_of(model).inputs]
         call = next((x for x in self.read.calls.calls if x.operation is model), None)
         if call is None:
@@ -212,12 +212,12 @@ class Builder:
         ]
 
     def _fill(self, old: Any, new: Any, arrays: Mapping[int, Array]) -> None:
-        """Give a new layer the values of the old one, as far as they stay."""
+        """Assign the kept values of the old layer to the new one."""
         ours, theirs = unhidden(old), unhidden(new)
         smaller = [cut_array(arrays[id(x)], self.cuts.get(id(x), ())) for x in ours]
         if [x.shape for x in smaller] != [tuple(x.shape) for x in theirs]:
             raise UnsupportedModelError(
-                f"layer {old.name!r} ({type(old).__name__}) made again has variables of the shapes "
+                f"layer {old.name!r} ({type(old).__name__}) was recreated with variables of the shapes "
                 f"{[tuple(x.shape) for x in theirs]}, expected {[x.shape for x in smaller]}"
             )
         for before, array, after in zip(ours, smaller, theirs, strict=True):
@@ -227,10 +227,10 @@ class Builder:
 
 
 def take_over(model: Any, new: Any) -> tuple[Any, Any]:
-    """Have a plain model become a new one of its class; return it, and what it was.
+    """Turn a plain model into the new one of its class, in place; return it and its previous state.
 
-    Everything that Keras keeps of a model (layers, graph, compiled functions) is in its attributes. A
-    model of another class is left alone, and the new one is returned.
+    Keras stores everything of a model (layers, graph, compiled functions) in its attributes. A
+    model of another class is not changed, and the new one is returned.
     """
     if type(new) is not type(model):
         return new, model
@@ -243,7 +243,7 @@ def take_over(model: Any, new: Any) -> tuple[Any, Any]:
 
 @cache
 def _names_in_keras(cls: Any) -> frozenset[str]:
-    """Return all names that the code of a model's classes mentions, as far as they are not the user's."""
+    """Return all names used in the code of a model's classes, except those of the user."""
     frameworks = [x for x in cls.__mro__ if x.__module__.partition(".")[0] in _FRAMEWORKS]
     found: set[str] = set()
     parts: list[Any] = [x for base in frameworks for x in vars(base).values()]
@@ -251,7 +251,7 @@ def _names_in_keras(cls: Any) -> frozenset[str]:
         part = parts.pop()
         if isinstance(part, CodeType):
             found |= {*part.co_names, *(x for x in part.co_consts if isinstance(x, str))}
-            parts += part.co_consts  # functions within
+            parts += part.co_consts  # nested functions
         elif isinstance(part, property):
             parts += [part.fget, part.fset]
         elif callable(part) or isinstance(part, (classmethod, staticmethod)):
@@ -260,7 +260,7 @@ def _names_in_keras(cls: Any) -> frozenset[str]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is a number, a text, or made of such."""
+    """Whether a value consists of numbers and strings."""
     if isinstance(value, dict):
         return all(isinstance(key, str) for key in value) and all(map(_is_plain, value.values()))
     return isinstance(value, _PLAIN) or (
@@ -269,6 +269,6 @@ def _is_plain(value: Any) -> bool:
 
 
 def _zeros(shape: Any, dtype: Any = None) -> Any:
-    """Return zeros without having JAX compile anything for it, where NumPy knows the type."""
+    """Return zeros without a JAX compilation, if NumPy supports the type."""
     is_known = dtype is not None and "bfloat" not in str(dtype)
     return np.zeros(shape, str(dtype)) if is_known else keras.ops.zeros(shape, dtype)

@@ -1,7 +1,7 @@
-"""Weights that are computed: what ``layer.kernel`` is outside of the layer's call.
+"""Computed weights: the value of ``layer.kernel`` outside of the layer's call.
 
-A layer computes with tensors, but users hold what they read as a variable: they ask for its path, assign to
-it, freeze it. So they get a variable that reads as the compressed value and is otherwise the raw one.
+A layer uses tensors, but users expect a variable: they read its path, assign to it, freeze it. So they get
+a variable that reads as the compressed value and otherwise behaves like the raw one.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from lilliput.frameworks import part_of
 
 
 class ComputedVariable(keras.Variable):  # type: ignore[misc]
-    """A raw variable that reads as its compressed value; what is assigned reaches the raw one.
+    """A raw variable that reads as its compressed value; assignments go to the raw one.
 
-    On torch the tensor in it refuses to be edited in place, since the edit would be lost.
+    On torch its tensor cannot be edited in place, since the edit would be lost.
     """
 
     __slots__ = ("_lilliput_compute", "_lilliput_raw")
 
     def __init__(self, variable: Any, compute: Callable[[], Any]) -> None:
-        # One dictionary for both: name, regularizer and ``trainable`` are those of the raw variable.
+        # One dictionary for both: name, regularizer and ``trainable`` are those of the raw
+        # variable.
         object.__setattr__(self, "__dict__", vars(variable))
         object.__setattr__(self, "_lilliput_raw", variable)
         object.__setattr__(self, "_lilliput_compute", compute)
@@ -34,11 +35,11 @@ class ComputedVariable(keras.Variable):  # type: ignore[misc]
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
-        return getattr(self.value, name)  # what tensors of the backend have: T, detach()
+        return getattr(self.value, name)  # attributes of tensors of the backend: T, detach()
 
     @property
     def value(self) -> Any:
-        """The compressed value as it is now."""
+        """The current compressed value."""
         value = self._lilliput_compute()
         if keras.backend.backend() != "torch":
             return value

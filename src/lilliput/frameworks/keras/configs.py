@@ -1,4 +1,4 @@
-"""The configs of layers with fewer channels: the few numbers in them that change."""
+"""Configs of layers with fewer channels: the few numbers in them that change."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lilliput.frameworks.keras.tensors import variables_of
 from lilliput.graph.analysis import Analysis, Kept
 from lilliput.graph.labels import Flags
 
-# Which key of the config counts which dimension of which variable.
+# Which key of the config is the size of which dimension of which variable.
 _SIZES = {
     "Dense": ("units", "kernel", -1),
     "Conv1D": ("filters", "kernel", -1),
@@ -29,7 +29,7 @@ _SIZES = {
 def edited_config(
     analysis: Analysis, removed: Flags, operation: Any, config: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the config of a layer or operation as it is without the removed classes."""
+    """Return the config of a layer or operation without the removed classes."""
     kinds = [cls.__name__ for cls in unshadowed(type(operation)).__mro__]
     if kinds[0] == "Reshape":
         return {**config, **_target(analysis, removed, operation, config)}
@@ -49,7 +49,7 @@ def edited_config(
 
 
 def _smaller_sizes(analysis: Analysis, removed: Flags, operation: Any) -> dict[str, list[int]]:
-    """Return the sizes of the variables of a layer by attribute, nothing if none loses anything."""
+    """Return the sizes of a layer's variables by attribute; empty if none of them shrinks."""
     found, is_cut = {}, False
     for attribute, variable in variables_of(operation):
         name = analysis.graph.source.tensors.names.get(id(variable), "")
@@ -72,7 +72,7 @@ class _Sizes:
         return self.kept.parameter(name) if name in self.analysis.axes else list(shape)
 
     def results(self, layer: Any) -> list[int]:
-        """Return the shape of what a layer makes; an open size counts as one."""
+        """Return the shape of a layer's output, with 1 for unknown sizes."""
         node = next(x for x in self.read.calls.nodes if x.operation is layer)
         return self.kept.shape(self.analysis.walk.value(self.read.values[node.outputs[0]]))
 
@@ -91,7 +91,7 @@ def _both_directions(sizes: _Sizes, layer: Any, config: dict[str, Any]) -> dict[
 
 
 def _attention(sizes: _Sizes, layer: Any, config: dict[str, Any]) -> dict[str, Any]:
-    """Set the number of heads, and the width of the output where it is not that of the query."""
+    """Set the number of heads, and the width of the output if it differs from that of the query."""
     width, heads, _ = sizes.of(layer._query_dense, "kernel")[:3]
     made = tuple(sizes.of(layer._output_dense, "kernel")[2:])
     is_own = config["output_shape"] is not None or made != (width,)
@@ -107,7 +107,7 @@ def _einsum(sizes: _Sizes, layer: Any, config: dict[str, Any]) -> dict[str, Any]
 
 
 def _norm_groups(sizes: _Sizes, layer: Any, config: dict[str, Any]) -> dict[str, Any]:
-    """Set the number of groups of a norm that has one for each channel."""
+    """Set the number of groups of a norm with one group per channel."""
     node = next(x for x in sizes.read.calls.nodes if x.operation is layer)
     channels = sizes.read.calls.shapes[node.inputs[0]][layer.axis]
     is_single = layer.groups == channels
@@ -127,7 +127,7 @@ def _size(layer: Any, config: dict[str, Any], key: str, size: int) -> dict[str, 
     if key not in config:
         raise UnsupportedModelError(
             f"layer {layer.name!r}: get_config() of {type(layer).__name__} has no {key!r}, so it cannot "
-            "be made with fewer channels; expected the keys of the class it derives from."
+            "be created with fewer channels; expected the keys of the class it derives from."
         )
     return {key: size}
 
@@ -146,7 +146,7 @@ def _groups(analysis: Analysis, removed: Flags, layer: Any, kernel: list[int]) -
 def _target(
     analysis: Analysis, removed: Flags, operation: Any, config: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the shape that a reshape leads to: -1 stays, sizes become smaller."""
+    """Return the target shape of a reshape: -1 is kept, sizes shrink."""
     key = "target_shape" if "target_shape" in config else "newshape"
     read = analysis.graph.source
     node = next((x for x in read.calls.nodes if x.operation is operation), None)
@@ -165,7 +165,7 @@ def _target(
 
 
 def _without_tables(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config whose initializers are not tables of the old size."""
+    """Return a config without initializers that contain tables of the old size."""
     return {
         key: _plain(value) if key.endswith("_initializer") else value
         for key, value in config.items()

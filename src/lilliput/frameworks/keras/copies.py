@@ -1,4 +1,4 @@
-"""New models and layers like old ones: from their configs, with what no config can hold put back by hand."""
+"""Copies of models and layers from their configs, with the parts restored that configs do not contain."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Config = dict[str, Any]
 
 
 def copy_model(model: Any) -> Any:
-    """Return a model like another, under the same names, with the same values."""
+    """Return a copy of a model with the same names and values."""
     sync(model)
     try:
         made = keras.models.clone_model(model)
@@ -26,7 +26,7 @@ def copy_model(model: Any) -> Any:
         made.set_weights(model.get_weights())
     except Exception as error:  # configs are the user's code
         raise UnsupportedModelError(
-            f"the model cannot be made again from its config ({type(error).__name__}: {error})"
+            f"the model cannot be recreated from its config ({type(error).__name__}: {error})"
         ) from error
     return made
 
@@ -39,21 +39,19 @@ def copy_operation(
     Parameters
     ----------
     old : keras.Operation
-        What to copy.
+        The layer or operation to copy.
     edit : callable
-        Makes the config of the new one from that of the old one.
+        Returns the config of the new one, given that of the old one.
     dtype : str, optional
         Compute in this precision.
     known : dict
-        Classes and functions of the user's own, by name.
+        The user's own classes and functions, by name.
     """
     own: Any = unshadowed(type(old))
     is_layer = isinstance(old, keras.Layer)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # a config is made for no file, so a lambda does no harm
+            warnings.simplefilter("ignore")  # a lambda is harmless if no file is written
             config = edit(old.get_config())
         if dtype is not None and is_layer and "float" in str(old.compute_dtype):
             config["dtype"] = dtype
@@ -63,9 +61,9 @@ def copy_operation(
         return _make(own, old, config, known)
     except (NotImplementedError, TypeError, ValueError) as error:
         if not is_layer:
-            return old  # an operation holds nothing, and can have many calls
+            return old  # an operation has no state, and may have many calls
         raise UnsupportedModelError(
-            f"layer {old.name!r} ({own.__name__}) cannot be made again from its get_config(): {error}"
+            f"layer {old.name!r} ({own.__name__}) cannot be recreated from its get_config(): {error}"
         ) from error
 
 
@@ -85,7 +83,7 @@ def _make(own: Any, old: Any, config: Config, known: dict[str, Any]) -> Any:
 
 
 def custom_objects(model: Any) -> dict[str, Any]:
-    """Return the classes and functions that the layers of a model use, but those of Keras, by name."""
+    """Return the classes and functions used by the layers of a model, except those of Keras, by name."""
     found = {}
     for layer in model._flatten_layers():
         for value in (layer, *vars(layer).values()):

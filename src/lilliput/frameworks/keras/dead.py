@@ -1,4 +1,4 @@
-"""Which units of a masked Keras model are zero."""
+"""Find the units of a masked Keras model that are zero."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lilliput.graph.labels import Flags
 
 
 def masked_in(masks: Mapping[str, Flags], tensors: Tensors) -> Zeros:
-    """Return what masks remove, for ``find_dead``; statistics, which are not trained, do not count."""
+    """Return the zeros given by masks, for ``find_dead``; untrained statistics are ignored."""
 
     def zeros(piece: Slice) -> Flags | None:
         if piece.tensor not in tensors.trained:
@@ -26,7 +26,7 @@ def masked_in(masks: Mapping[str, Flags], tensors: Tensors) -> Zeros:
 
 
 def zeros_in(masks: Mapping[str, Flags], tensors: Tensors) -> Zeros:
-    """Return the zeros of the masked variables themselves, no matter what wrote them."""
+    """Return the zeros of the masked variables, whatever their origin."""
     trained = {name: tensors.variables[name] for name in tensors.trained}
     stays = {
         name: (to_array(variable) != 0) & masks.get(name, True)
@@ -43,6 +43,6 @@ def _dead_indices(piece: Slice, mask: Flags) -> Flags:
 
 
 def _lost(mask: Flags, dim: int) -> Flags:
-    """Return the indices along a dimension of which a mask keeps nothing."""
+    """Return the indices along a dimension where a mask keeps nothing."""
     rows = np.moveaxis(mask, dim, 0).reshape(mask.shape[dim], -1)
     return np.logical_not(rows.any(axis=1))

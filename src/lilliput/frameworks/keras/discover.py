@@ -1,4 +1,4 @@
-"""Which layers a Keras model has: one LayerInfo per weight, each under its path in the model."""
+"""Find the layers of a Keras model: one LayerInfo per weight, named by its path in the model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lilliput.errors import UnsupportedModelError
 from lilliput.frameworks.keras.instrument import unshadowed
 from lilliput.frameworks.keras.variables import bias_of, is_bias, own_variables
 
-# What 'default' means: layers that hold most of the weights. Never norm layers.
+# The meaning of 'default': layers with most of the weights, never norm layers.
 DEFAULT_TYPES = frozenset(
     {
         *("Conv1D", "Conv2D", "Conv3D", "Conv1DTranspose", "Conv2DTranspose", "Conv3DTranspose"),
@@ -23,7 +23,7 @@ DEFAULT_TYPES = frozenset(
     }
 )
 
-# The names of torch for the same layers, so that one config list does for both frameworks.
+# The torch names of the same layers, so that one config list works for both frameworks.
 _TORCH_NAMES = {
     "Dense": ("Linear",),
     "EinsumDense": ("Linear",),
@@ -45,9 +45,9 @@ _FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
 def discover(model: Any) -> list[LayerInfo]:
-    """Return every layer that could be compressed, in the order in which the model holds them.
+    """Return every layer that can be compressed, in the order of the model.
 
-    A layer is one with weights of its own, or one without any weights and layers inside.
+    A layer has its own weights, or has neither weights nor inner layers.
     """
     found: list[LayerInfo] = []
     by_weight: dict[int, int] = {}
@@ -64,7 +64,7 @@ def discover(model: Any) -> list[LayerInfo]:
             if variable is not None:
                 by_weight[id(variable)] = len(found)
             info = _describe(paths[0], layer, parents, owner, variable, len(weights) == 1)
-            # What goes into a layer of several weights, and comes out, belongs to the first of them.
+            # The inputs and outputs of a layer with several weights belong to the first of them.
             is_first = name == weights[0][0]
             found.append(info if is_first else replace(info, is_bypassed=True))
     return found
@@ -79,7 +79,7 @@ def parts_of(model: Any) -> list[tuple[str, Any]]:
 
 
 def find_parameters(model: Any) -> dict[str, LayerInfo]:
-    """Return every variable that is trained under all its full names, each as a layer of its own."""
+    """Return every trained variable under all its full names, each as its own layer."""
     found: dict[int, LayerInfo] = {}
     for paths, layer, _ in _places(model):
         for name, variable in own_variables(layer):
@@ -95,7 +95,7 @@ def find_parameters(model: Any) -> dict[str, LayerInfo]:
 
 
 def find_layers(model: Any) -> list[LayerInfo]:
-    """Return the model itself and every layer inside, as something that returns an output."""
+    """Return the model itself and every layer inside, as entries with an output."""
     found = []
     for paths, layer, parents in [(("",), model, ()), *_places(model)]:
         if isinstance(layer, keras.layers.InputLayer):
@@ -113,7 +113,7 @@ def layers_by_path(model: Any) -> dict[str, Any]:
 
 
 def _places(model: Any) -> Iterator[tuple[tuple[str, ...], Any, tuple[Any, ...]]]:
-    """Yield each layer inside a model with all its paths, and the layers around its first place."""
+    """Yield each layer inside a model with all its paths, and the layers that contain its first path."""
     places: dict[int, tuple[list[str], Any, tuple[Any, ...]]] = {}
     for path, layer, parents in _walk(model, "", ()):
         if not layer.built and not isinstance(layer, keras.layers.InputLayer):
@@ -138,14 +138,14 @@ def _walk(
 
 
 def _children(layer: Any) -> list[Any]:
-    """Return the layers directly inside a layer, without those that only keep others in order."""
+    """Return the layers directly inside a layer, skipping pure containers."""
     inner = layer._functional if isinstance(layer, keras.Sequential) else None
     found = [x for x in layer._layers if x is not inner]
     return list({id(x): x for x in found}.values())
 
 
 def cells_of(layer: Any) -> list[Any]:
-    """Return the cells of a recurrent layer: of both directions, and all that are stacked."""
+    """Return the cells of a recurrent layer, including both directions and stacked cells."""
     if isinstance(layer, keras.layers.Bidirectional):
         return [*cells_of(layer.forward_layer), *cells_of(layer.backward_layer)]
     if not isinstance(layer, keras.layers.RNN):
@@ -176,7 +176,7 @@ def _type_names(layer: Any) -> set[str]:
 
 
 def _axes(layer: Any, weight: str | None, dimensions: int) -> dict[str, Any]:
-    """Return where a layer counts its output channels; see LayerInfo."""
+    """Return the channel axes of a layer; see LayerInfo."""
     if dimensions == 0:
         return {}
     axes: dict[str, Any] = {"out_axis": dimensions - 1, "in_axis": max(dimensions - 2, 0)}

@@ -1,8 +1,8 @@
-"""What each layer reads and returns, along with the gradients of both through that layer alone.
+"""Inputs and outputs of each layer, with the gradients of both through that layer alone.
 
-Zeros are added to what a watched layer is given and to what it returns: the derivatives of the loss along
-them are these gradients, on TensorFlow, JAX and torch alike. A first run of each batch shows the calls of
-all layers while tensors have values; the second one is derived.
+Zeros are added to the inputs and outputs of an observed layer: the derivatives of the loss with respect to
+them are these gradients, on TensorFlow, JAX and torch alike. A first run of each batch records the calls of
+all layers while tensors have values; the second one is differentiated.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from lilliput.frameworks.keras.scopes import has_value
 from lilliput.frameworks.keras.variables import raw, tensor_of
 
 Tensor = Any
-# task(input, gradient of it through this layer, output, gradient of it); None where there is none.
+# task(input, its gradient through this layer, output, its gradient); None if there is none.
 Task = Callable[[Tensor, Any, Tensor, Tensor], None]
 
-_SMALLEST = 1e-12  # probability whose logarithm is taken
+_SMALLEST = 1e-12  # lower bound of a probability before its logarithm
 
 
 class Tap(Handle):
-    """Shows the calls of a layer, and adds zeros to them.
+    """Records the calls of a layer, and adds zeros to them.
 
     Parameters
     ----------
     task : callable
-        Called for each call when the gradients are there.
+        Called for each call once the gradients are known.
     """
 
     kind = "taps"
@@ -42,23 +42,23 @@ class Tap(Handle):
     def __init__(self, task: Task) -> None:
         self.task = task
         self.seen: list[tuple[Tensor, Tensor]] = []  # the input and the output of each call
-        self.zeros: list[tuple[Any, Tensor]] | None = None  # what the next calls add; None to see
+        self.zeros: list[tuple[Any, Tensor]] | None = None  # for the next calls; None to record
         self.is_open = False
         self._given: Tensor = None
 
     def start(self, zeros: Iterable[tuple[Any, Tensor]] | None = None) -> None:
-        """Look at the calls that come, or add zeros to them."""
+        """Record the next calls, or add zeros to them."""
         self.is_open = True
         self.zeros = None if zeros is None else list(zeros)
         if zeros is None:
             self.seen = []
 
     def stop(self) -> None:
-        """Leave the layer alone."""
+        """Stop observing the layer."""
         self.is_open = False
 
     def before(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return what the layer is called with."""
+        """Return the arguments of the layer."""
         if not self.is_open:
             return args
         self._given = args[0] if args else None
@@ -67,21 +67,21 @@ class Tap(Handle):
         return (args[0] + self.zeros[0][0], *args[1:])
 
     def after(self, output: Any) -> Any:
-        """Return what the layer returns."""
+        """Return the output of the layer."""
         if not self.is_open:
             return output
         if self.zeros is not None:
             return output + self.zeros.pop(0)[1] if self.zeros else output
         if is_floating(output) and ops.is_tensor(self._given) and has_value(output):
             self.seen.append((self._given, output))
-        else:  # inside a loop, or several tensors: this layer cannot be watched
+        else:  # inside a loop, or several tensors: this layer cannot be observed
             self.stop()
             self.seen = []
         return output
 
 
 def watch_effects(layer: LayerInfo, task: Task) -> list[Tap]:
-    """Watch every layer that owns a weight; return removable handles."""
+    """Observe every layer that owns a weight; return removable handles."""
     return [Tap(task).add_to(owner.module) for owner in layer.owners]
 
 
@@ -98,7 +98,7 @@ def run(
     taps: Sequence[Tap],
     task: Callable[[], None],
 ) -> None:
-    """Run batches, and call the tasks of the taps, then the task; the model is left as it was."""
+    """Run batches, and call the tasks of the taps, then the task; the model is not changed."""
     before = Snapshot(model)
     try:
         for batch in batches:
@@ -138,12 +138,12 @@ def _show(model: Any, loss: Callable[[Any, Any], Any], batch: Any, taps: Sequenc
 
 
 def _zeros(given: Tensor, output: Tensor) -> tuple[Any, Tensor]:
-    """Return the zeros for a call; none for an input of integers, such as tokens."""
+    """Return the zeros for a call; None for an integer input, such as tokens."""
     return ops.zeros_like(given) if is_floating(given) else None, ops.zeros_like(output)
 
 
 def response(layer: LayerInfo, change: Tensor, inputs: Tensor) -> Tensor:
-    """Return by how much what a layer returns moves when its weight does, activation included."""
+    """Return the change of a layer's output when its weight changes, activation included."""
     variable = raw(layer.module, str(layer.weight_name))
     weight = ops.stop_gradient(tensor_of(variable))
 
@@ -156,15 +156,15 @@ def response(layer: LayerInfo, change: Tensor, inputs: Tensor) -> Tensor:
 
 
 def sampled_loss(outputs: Any, seed: int) -> Tensor | None:
-    """Return minus the log-likelihood of classes drawn as the model itself expects them.
+    """Return minus the log-likelihood of classes sampled from the model's own predictions.
 
-    The same classes as on torch. Outputs that are probabilities are taken as such, others as logits. None
+    The classes are the same as on torch. Probabilities are used directly, other outputs as logits. None
     if the outputs are not one row of classes per example.
     """
     if not is_floating(outputs) or len(outputs.shape) != 2 or outputs.shape[1] < 2:
         return None
     values = ops.cast(outputs, "float32")
-    # A graph has no values to decide by: both are computed.
+    # In a graph values are unknown, so both are computed.
     are_shares = ops.logical_and(
         ops.all(values >= 0), ops.all(ops.abs(ops.sum(values, axis=1) - 1) < 1e-2)
     )
@@ -180,11 +180,11 @@ def sampled_loss(outputs: Any, seed: int) -> Tensor | None:
 
 
 def probe(outputs: Any) -> Tensor:
-    """Return a random combination of all outputs, each tensor in terms of its standard deviation."""
+    """Return a random combination of all outputs, each tensor divided by its standard deviation."""
     found = [x for x in tree.flatten(outputs) if is_floating(x)]
     if not found:
         raise UnsupportedModelError(
-            f"the model returned {type(outputs).__name__}, in which there is no tensor to derive."
+            f"the model returned {type(outputs).__name__}, which contains no tensor to differentiate."
         )
     total: Any = 0.0
     for x in found:

@@ -1,6 +1,6 @@
 """Fake quantization with its gradient, on TensorFlow and JAX.
 
-Forward is ``clip(round(x / s), low - z, high - z) * s``, the same numbers as on torch. The gradient
+The forward pass is ``clip(round(x / s), low - z, high - z) * s``, the same numbers as on torch. The gradient
 passes where ``x`` is inside the range.
 """
 
@@ -19,7 +19,7 @@ Tensor = Any
 def fake_quantize(
     tensor: Tensor, scale: Tensor, low: int, high: int, zero_point: Tensor | None = None
 ) -> Tensor:
-    """Return a tensor rounded to a grid; the gradient passes inside the range and nowhere else."""
+    """Return a tensor rounded to a grid; the gradient passes only inside the range."""
     zero = ops.zeros_like(scale) if zero_point is None else zero_point
 
     def forward(x: Tensor, s: Tensor, z: Tensor) -> tuple[Tensor, Any]:
@@ -56,7 +56,7 @@ def learned_fake_quantize(
     zero_point: Tensor | None = None,
     offset: Tensor | None = None,
 ) -> Tensor:
-    """Return a tensor rounded to a grid that is learned (LSQ, LSQ+), as on torch."""
+    """Return a tensor rounded to a learned grid (LSQ, LSQ+), as on torch."""
     scale = tensor_of(scale)
     base = ops.zeros_like(scale) if offset is None else tensor_of(offset)
     if offset is not None:
@@ -70,7 +70,7 @@ def learned_fake_quantize(
         rounded = ops.round(steps)
         clipped = ops.clip(rounded, low - z, high - z)
         inside = ops.equal(rounded, clipped)
-        # How the result follows the scale; what is clipped is measured from the offset.
+        # The derivative with respect to the scale; clipped values are relative to the offset.
         slope = clipped - ops.where(inside, steps, b / s)
         return clipped * s, (inside, slope, s, k)
 
@@ -85,12 +85,12 @@ def learned_fake_quantize(
 
 
 def _sum_to(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return the sum over all that share an entry of ``like``."""
+    """Return the sum over all entries that share an entry of ``like``."""
     lead = len(tensor.shape) - len(like.shape)
     shared = [i for i in range(len(tensor.shape)) if i < lead or like.shape[i - lead] == 1]
     return ops.reshape(ops.sum(tensor, axis=shared) if shared else tensor, like.shape)
 
 
 def offset_to_zero_point(scale: Tensor, offset: Tensor, low: int, high: int) -> Tensor:
-    """Return the zero point with which the lowest integer represents ``offset``, approximately."""
+    """Return the zero point for which the lowest integer represents ``offset``, approximately."""
     return ops.clip(ops.round(low - offset / scale), low, high)

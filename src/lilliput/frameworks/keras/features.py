@@ -1,4 +1,4 @@
-"""What layers return in one call: of a student as it trains, and of its teacher on the same inputs."""
+"""Outputs of layers in one call: of a student in training, and of its teacher on the same inputs."""
 
 from __future__ import annotations
 
@@ -31,24 +31,26 @@ def list_modules(model: Any) -> list[LayerInfo]:
 
 
 def frozen_copy(model: Any) -> Any:
-    """Return a copy that is not trained; refuse a model that compressors have changed."""
+    """Return a copy that is not trained; raise if compressors have changed the model."""
     at_work = [x for x in models.compressors_of(model) if x.kind != "distiller"]
     if at_work:
         raise StageError(
             f"teacher: the model is already under {type(at_work[0]).__name__}, so a copy of it is not the "
-            "original. Make the distiller before the other compressors are attached, or give it the "
+            "original. Create the distiller before attaching other compressors, or pass the "
             "original: Distiller(model, teacher=original)."
         )
     try:
         teacher = copy_model(model)
     except UnsupportedModelError as error:
-        raise UnsupportedModelError(f"teacher: {error}; give the distiller a teacher.") from error
+        raise UnsupportedModelError(
+            f"teacher: {error}; pass a teacher to the distiller."
+        ) from error
     teacher.trainable = False
     return teacher
 
 
 class Recorder:
-    """Collects what chosen layers return while the whole model is called for training."""
+    """Records the outputs of chosen layers while the whole model is called in training."""
 
     def __init__(self, model: Any, wrappers: Sequence[Any], task: Callable[[Run], None]) -> None:
         self.model, self.wrappers, self.task = model, list(wrappers), task
@@ -76,10 +78,11 @@ class Recorder:
             recorders.remove(self)
 
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Start a run, if it is one of training."""
+        """Start recording a run, if it is in training mode."""
         self.run = None
         if kwargs.get("training"):
-            # While a graph is traced, nothing can forget the loss of the last run: it may be replaced.
+            # While a graph is traced, the loss of the last run cannot be discarded, so it may be
+            # replaced.
             self.run = Run(args, kwargs, is_training=not is_tracing())
 
     def _add(self, wrapper: Any, args: Any, output: Any) -> None:
@@ -87,7 +90,7 @@ class Recorder:
             self.run.outputs.setdefault(wrapper.name, []).append(output)
 
     def end(self, output: Any) -> None:
-        """Hand the run over."""
+        """Pass on the completed run."""
         run, self.run = self.run, None
         if run is not None:
             run.result = output
@@ -95,7 +98,7 @@ class Recorder:
 
 
 class _Named:
-    """What a collector is told of a layer."""
+    """The part of a layer's interface that a collector uses."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -104,7 +107,7 @@ class _Named:
 def outputs_of(
     model: Any, names: Sequence[str], run: Run, forward: Any = None
 ) -> dict[str, list[Any]]:
-    """Call a model for inference, without gradients, and return what layers returned."""
+    """Call a model for inference, without gradients, and return the outputs of layers."""
     found: dict[str, list[Any]] = {}
 
     def keep(named: Any, inputs: Any, output: Any) -> None:
@@ -124,7 +127,7 @@ def outputs_of(
 
 
 def are_shares(tensor: Tensor, axis: int) -> bool:
-    """Whether no value is below 0 and they add up to 1; in a graph, whose values are not known, False."""
+    """Whether values are at least 0 and add up to 1; False in a graph, where they are unknown."""
     if is_tracing():
         return False
     values = to_array(tensor)
@@ -132,7 +135,7 @@ def are_shares(tensor: Tensor, axis: int) -> bool:
 
 
 def ends_in_softmax(layer: Any) -> bool:
-    """Whether what a layer, or a Functional model, returns is known to come from a softmax."""
+    """Whether the output of a layer, or a Functional model, is known to come from a softmax."""
     makers = [layer]
     if isinstance(layer, keras.Model):
         outputs = tree.flatten(getattr(layer, "outputs", None) or [])

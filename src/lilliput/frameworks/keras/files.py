@@ -1,4 +1,4 @@
-"""Tensors to safetensors and back, and compressed models as plain files."""
+"""Read and write tensors as safetensors, and compressed models as plain files."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from lilliput.frameworks.ports.files import PlainFiles
 
 def dump_tensors(tensors: Mapping[str, Any]) -> bytes:
     """Return tensors as the bytes of a safetensors file."""
-    from safetensors.numpy import save  # here: importing Lilliput is to be quick
+    from safetensors.numpy import save  # imported here to keep importing Lilliput fast
 
     arrays = {key: _readable(to_array(tensor)).copy(order="C") for key, tensor in tensors.items()}
     return bytes(save(arrays))
 
 
 def _readable(array: Any) -> Any:
-    """Widen bfloat16, which NumPy does not know."""
+    """Widen bfloat16, which NumPy does not support."""
     return array.astype("float32") if str(array.dtype) == "bfloat16" else array
 
 
@@ -42,7 +42,7 @@ def parse_tensors(data: bytes) -> dict[str, Any]:
 
 
 def export_plain(model: Any, wrappers: Sequence[Any], files: PlainFiles) -> None:
-    """Write the compressed model as a plain one, and its masks; the model itself stays as it is."""
+    """Write the compressed model as a plain one, and its masks; the model is not changed."""
     if files.onnx_path is not None:
         raise ConfigError("onnx_path: for a Keras model use lilliput.keras.export_onnx.")
     suffix = _suffix(files.model_path)
@@ -65,18 +65,18 @@ def _check_activations(wrappers: Sequence[Any]) -> None:
         if isinstance(wrapper, QuantizerModuleWrapper) and asked:
             raise StageError(
                 f"layer {wrapper.name!r}: its {min(asked)} is quantized, which a file of weights cannot "
-                "hold; use export_litert or export_onnx."
+                "store; use export_litert or export_onnx."
             )
 
 
 def plain_weights(model: Any) -> dict[str, Any]:
-    """Return the variables of a model that its files hold, by their paths inside it."""
+    """Return the variables that a model's files contain, by their paths inside it."""
     own = [v for v in model.weights if not v.name.startswith(OURS)]
     found = {str(v.path).removeprefix(f"{model.name}/"): v for v in own}
     if len(found) < len(own):
         raise StateError(
-            "two weights of the model have the same path, so a file cannot tell them apart; give its "
-            "layers names of their own."
+            "two weights of the model have the same path, so a file cannot distinguish them; give its "
+            "layers unique names."
         )
     return found
 
@@ -97,8 +97,8 @@ def stored_weights(model: Any, wrappers: Sequence[Any]) -> dict[str, tuple[str, 
 
 
 def from_bits(dtype: str, bits: Any) -> Any:
-    """Return what a variable of that type is assigned."""
-    if dtype == "bfloat16":  # which NumPy does not know; as float32 it is exact
+    """Return the value to assign to a variable of that type."""
+    if dtype == "bfloat16":  # not supported by NumPy; exact in float32
         return (bits.astype("u4") << np.uint32(16)).view("float32")
     return bits.view(dtype)
 
@@ -107,11 +107,13 @@ def _suffix(path: str) -> str:
     for suffix in (".weights.h5", ".keras"):
         if str(path).endswith(suffix):
             return suffix
-    raise ConfigError(f"model_path: received {path!r}, expected a name in .keras or .weights.h5.")
+    raise ConfigError(
+        f"model_path: received {path!r}, expected a name ending in .keras or .weights.h5."
+    )
 
 
 def _bytes_with(model: Any, wrappers: Sequence[Any], suffix: str) -> bytes:
-    """Return the file of a model whose raw weights are, for a moment, the compressed ones."""
+    """Return the file of a model with its raw weights temporarily replaced by the compressed ones."""
     owners = [o for w in wrappers for o in w.layer_info.owners if o.weight_name is not None]
     changed = {id(raw(o.module, o.weight_name)): o for o in owners}
     before = [(raw(o.module, o.weight_name), o) for o in changed.values()]

@@ -1,4 +1,4 @@
-"""How tensors flow through a Keras model, for the placement of quantizers."""
+"""The flow of tensors through a Keras model, for the placement of quantizers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SAME = (
 
 
 def flow_of(model: Any, example_inputs: Any = None) -> Flow:
-    """Return how tensors flow through a model, from its graph."""
+    """Return the flow of tensors through a model, from its graph."""
     graph = read_graph(model, example_inputs)
     operations = tuple(
         Operation(_kind(node), node.inputs, node.outputs, (*node.scopes, node.path))
@@ -34,7 +34,7 @@ def flow_of(model: Any, example_inputs: Any = None) -> Flow:
 
 
 def _kind(node: Node) -> str:
-    """Return what an operation does to values, in the words of :class:`Operation`."""
+    """Return the kind of an operation, as defined in :class:`Operation`."""
     operation, name = node.operation, type(node.operation).__name__
     if isinstance(operation, keras.layers.BatchNormalization):
         return "norm"

@@ -1,4 +1,4 @@
-"""The compiled functions of a model: made again when what they were traced with has changed."""
+"""The compiled functions of a model, recreated when their inputs to tracing have changed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PENDING = "_lilliput_pending"
 
 
 def retrace(model: Any) -> None:
-    """Have the compiled functions of a model traced again; later, if one is being traced."""
+    """Retrace the compiled functions of a model; later, if one is being traced."""
     if is_tracing():
         vars(model)[_PENDING] = True
         return
@@ -22,10 +22,10 @@ def retrace(model: Any) -> None:
 
 
 def retrace_if_due(model: Any) -> None:
-    """Do what :func:`retrace` had to postpone, but do not touch a training in progress.
+    """Retrace as postponed by :func:`retrace`, except for a training in progress.
 
-    While a step of training is traced, ranges become known: that step quantizes, and only functions
-    of inference were traced without.
+    Ranges become known while a training step is traced: that step quantizes, and only the inference
+    functions were traced without quantization.
     """
     if not vars(model).pop(_PENDING, False):
         return

@@ -1,4 +1,4 @@
-"""Gradients of quantization: straight through, or as the user's QuantGrad says."""
+"""Gradients of quantization: straight through, or defined by the user's QuantGrad."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def with_backward(
 ) -> Tensor:
     """Return the first part of ``forward(*tensors)``, with gradients by ``backward``.
 
-    ``backward(upstream, kept)`` returns a gradient for each tensor; ``kept`` is the second part of what
-    ``forward`` returned. Everything they need has to be among the tensors: a variable that they know
-    from elsewhere is refused by TensorFlow and lost on torch.
+    ``backward(upstream, kept)`` returns a gradient for each tensor; ``kept`` is the second part of the
+    result of ``forward``. All values they need must be among the tensors: TensorFlow raises for a captured
+    variable, and on torch its gradient is lost.
     """
 
     def run(*inputs: Tensor) -> tuple[Tensor, Callable[..., Any]]:
@@ -48,14 +48,14 @@ def straight_through(tensor: Tensor, quantized: Tensor) -> Tensor:
 
 
 def map_gradient(tensor: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return the tensor itself, whose gradient goes through ``function`` on its way back."""
+    """Return the tensor unchanged; its gradient passes through ``function``."""
     return with_backward(
         lambda x: (ops.stop_gradient(x), None), lambda g, _: (function(g),), tensor
     )
 
 
 def touch(tensor: Tensor, variables: Sequence[Any]) -> Tensor:
-    """Return the tensor itself; the gradient of the variables is zero there."""
+    """Return the tensor unchanged; it adds a zero gradient to the variables."""
     return with_backward(
         lambda x, *held: (ops.stop_gradient(x), held),
         lambda g, held: (g, *(ops.zeros_like(x) for x in held)),

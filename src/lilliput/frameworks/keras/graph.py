@@ -1,4 +1,4 @@
-"""The operations of a Keras model as data: what runs in which order, and which values it reads and makes."""
+"""The operations of a Keras model as data: their order, and the values they read and produce."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lilliput.errors import UnsupportedModelError
 from lilliput.frameworks.keras.discover import layers_by_path
 from lilliput.frameworks.keras.instrument import unshadowed
 
-# A value in the making: its number, by the identity of the symbolic tensor that Keras has for it.
+# A value under construction: its number, by the identity of Keras's symbolic tensor.
 Values = dict[int, int]
 
 
@@ -34,9 +34,9 @@ class Node:
     scopes : tuple of str
         The paths of the nested models it runs in, outermost first.
     inputs, outputs : tuple of int
-        The values it reads, in the order of ``arguments.keras_tensors``, and those it makes.
+        The values it reads, in the order of ``arguments.keras_tensors``, and those it produces.
     arguments : SymbolicArguments
-        What it is called with, as Keras keeps it: ``args``, ``kwargs``, ``keras_tensors``.
+        Its arguments as stored by Keras: ``args``, ``kwargs``, ``keras_tensors``.
     """
 
     operation: Any
@@ -49,7 +49,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a nested model: what it is called with and returns; its nodes are in the graph."""
+    """One call of a nested model: its inputs and outputs; its nodes are in the graph."""
 
     operation: Any
     path: str
@@ -59,7 +59,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Graph:
-    """All calls of a model in the order in which they run, and the shapes of all values."""
+    """All calls of a model in order of execution, and the shapes of all values."""
 
     nodes: tuple[Node, ...]
     inputs: tuple[int, ...]
@@ -71,18 +71,18 @@ class Graph:
 def read_graph(model: Any, example_inputs: Any = None) -> Graph:
     """Return the operations of a model.
 
-    Functional and Sequential models are read, nothing runs. Models in them are replaced by what they
-    consist of; a layer that is called twice appears twice. A layer made of layers, such as
+    Functional and Sequential models are read without running anything. Nested models are replaced by their
+    operations; a layer that is called twice appears twice. A layer made of layers, such as
     ``MultiHeadAttention`` or ``LSTM``, is one operation. The ``call`` of a subclassed model runs once,
-    on symbolic tensors; the model is left as it was.
+    on symbolic tensors; the model is not changed.
 
     Parameters
     ----------
     model : keras.Model
         A built model.
     example_inputs : array or structure of arrays, optional
-        What a subclassed model is called with: its shapes are needed. A tuple holds the arguments of
-        ``call``, a dict as the only argument goes in as it is.
+        Inputs of a subclassed model, whose shapes are required. A tuple contains the arguments of
+        ``call``; a dict as the only argument is passed unchanged.
 
     Raises
     ------
@@ -104,7 +104,7 @@ def read_graph(model: Any, example_inputs: Any = None) -> Graph:
     function = function_of(model)
     if function is None and not model.built:
         raise UnsupportedModelError(
-            f"{type(model).__name__} is not built, so that nothing is known of its layers: call it once "
+            f"{type(model).__name__} is not built, so its layers are unknown: call it once "
             "on a batch"
         )
     reader = _Reader(model)
@@ -118,7 +118,7 @@ def read_graph(model: Any, example_inputs: Any = None) -> Graph:
 
 
 def function_of(model: Any) -> Any:
-    """Return the graph that Keras has of a Functional or Sequential model, None for other objects."""
+    """Return Keras's graph of a Functional or Sequential model, or None for other objects."""
     own: Any = unshadowed(type(model))
     if isinstance(model, keras.Sequential):
         return getattr(model, "_functional", None) if own.call is keras.Sequential.call else None
@@ -128,7 +128,7 @@ def function_of(model: Any) -> Any:
 
 
 class _Reader:
-    """Gathers nodes; gives every tensor of every call a number of its own."""
+    """Collects nodes; gives every tensor of every call its own number."""
 
     def __init__(self, model: Any) -> None:
         self.nodes: list[Node] = []
@@ -145,7 +145,7 @@ class _Reader:
         return number
 
     def path_of(self, layer: Any, parent: str) -> str:
-        """Return the path of a layer at the place where it is called."""
+        """Return the path of a layer at its call."""
         known = self.paths.get(id(layer), ())
         joined = f"{parent}/{layer.name}" if parent else layer.name
         return next((x for x in known if x.rpartition("/")[0] == parent), joined)
@@ -153,7 +153,7 @@ class _Reader:
     def read_function(
         self, function: Any, inputs: Sequence[int], path: str, scopes: tuple[str, ...]
     ) -> list[int]:
-        """Read a graph of Keras that is called with values; return the values that it returns."""
+        """Read a Keras graph called with values; return the values that it returns."""
         values = dict(zip(map(id, function.inputs), inputs, strict=True))
         for node in ordered_nodes(function):
             if not node.is_input and all(id(x) in values for x in node.input_tensors):
@@ -185,7 +185,7 @@ class _Reader:
         args, kwargs = node.arguments.convert(_copy)
         try:
             traced = _trace(node.operation, args, kwargs)
-        except Exception:  # it is the user's code, and what it cannot do is not known
+        except Exception:  # user code may raise anything
             return None
         if len(traced.outputs) != len(node.outputs):
             return None
@@ -204,7 +204,7 @@ class _Reader:
         name = type(model).__name__
         if example_inputs is None:
             raise UnsupportedModelError(
-                f"{name} is a subclassed model: its operations are only known when it runs. Give "
+                f"{name} is a subclassed model: its operations are only known when it runs. Pass "
                 "example_inputs (one batch), or build it as a Functional or Sequential model"
             )
         args = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
@@ -213,14 +213,14 @@ class _Reader:
         except Exception as error:
             raise UnsupportedModelError(
                 f"{name}.call does not run on symbolic tensors ({type(error).__name__}: {error}). Use "
-                "keras.ops in place of functions of one backend, or build a Functional model"
+                "keras.ops instead of functions of one backend, or build a Functional model"
             ) from error
         inputs = [self.new(tensor) for tensor in traced.inputs]
         return inputs, self.read_function(traced, inputs, "", ())
 
 
 def ordered_nodes(function: Any) -> list[Any]:
-    """Return the nodes of a graph of Keras in the order in which Keras runs them."""
+    """Return the nodes of a Keras graph in the order in which Keras runs them."""
     by_depth = function._nodes_by_depth
     return [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
 
@@ -242,7 +242,7 @@ def _arguments_of_model(function: Any, arguments: Any) -> list[Any] | None:
 
 
 def _trace(model: Any, args: Any, kwargs: Any) -> Any:
-    """Run the ``call`` of a subclassed model on symbolic tensors; return it as a graph of Keras."""
+    """Run the ``call`` of a subclassed model on symbolic tensors; return it as a Keras graph."""
     inputs = [x for x in tree.flatten((args, kwargs)) if isinstance(x, KerasTensor)]
     call: Callable[..., Any] = model.call
     if "training" in inspect.signature(call).parameters:
@@ -253,7 +253,7 @@ def _trace(model: Any, args: Any, kwargs: Any) -> Any:
 
 @contextmanager
 def _nodes_removed(model: Any) -> Iterator[None]:
-    """Remove the nodes that calls in this context leave in the layers of a model."""
+    """Remove the nodes that calls in this context add to the layers of a model."""
     layers = list(model._flatten_layers())
     before = [(len(x._inbound_nodes), len(x._outbound_nodes)) for x in layers]
     try:

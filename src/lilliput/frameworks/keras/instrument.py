@@ -1,10 +1,10 @@
-"""How masks and fake quantization reach a layer: a shadow class and a sidecar.
+"""How masks and fake quantization are applied to a layer: by a shadow class and a sidecar.
 
 The raw variable keeps its place and name in the layer. The layer's class is replaced by a cached
 subclass of the same name, on which the attribute (``kernel``) returns the compressed value, and whose
-``call`` quantizes what goes in and comes out. Wrappers live in the sidecar, an attribute of the layer;
-their variables are non-trainable ones of the layer, left out of its files. So a saved model is a plain
-one, that loads without this package.
+``call`` quantizes inputs and outputs. Wrappers are stored in the sidecar, an attribute of the layer;
+their variables are non-trainable variables of the layer that are excluded from its files. So a saved model is
+a plain one that loads without this package.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ class Sidecar:
         self.chains: dict[str, list[tuple[Any, str]]] = {}  # attribute -> [(wrapper, role)]
         self.inputs: list[Any] = []
         self.outputs: list[Any] = []
-        self.remote: list[RemoteQuantizer] = []  # on behalf of layers elsewhere
+        self.remote: list[RemoteQuantizer] = []  # for other layers
         self.collectors: list[Collector] = []
         self.freezers: list[Freezer] = []
         self.pre_hooks: list[PreHook] = []
         self.taps: list[Any] = []  # see effects
-        self.narrow: Any = None  # how a norm runs on kept channels alone
-        self.is_bare = False  # attributes return raw variables for a moment
+        self.narrow: Any = None  # makes a norm run on kept channels alone
+        self.is_bare = False  # attributes temporarily return raw variables
 
     @property
     def is_empty(self) -> bool:
-        """Whether the layer could do without it."""
+        """Whether the sidecar is no longer needed."""
         held = (
             self.wrappers,
             self.remote,
@@ -64,7 +64,7 @@ class Sidecar:
         return not any(held) and self.narrow is None
 
     def add(self, wrapper: Any, weight: str | None, bias: str | None) -> None:
-        """Enter a wrapper at its place in the chains."""
+        """Add a wrapper at its position in the chains."""
         self.wrappers.append(wrapper)
         for attribute, role in ((weight, "weight"), (bias, "bias")):
             if attribute is not None and role in wrapper.roles:
@@ -73,7 +73,7 @@ class Sidecar:
         self.keep_quantizers(wrapper, wrapper.roles)
 
     def drop(self, wrapper: Any) -> None:
-        """Take a wrapper out again."""
+        """Remove a wrapper."""
         self.wrappers.remove(wrapper)
         chains = {a: [x for x in chain if x[0] is not wrapper] for a, chain in self.chains.items()}
         self.chains = {attribute: chain for attribute, chain in chains.items() if chain}
@@ -82,7 +82,8 @@ class Sidecar:
     def keep_quantizers(self, wrapper: Any, roles: Collection[str]) -> None:
         """Quantize a wrapper's input and output here only if ``roles`` names them."""
         for role, held in (("input", self.inputs), ("output", self.outputs)):
-            # A layer with several weights has several wrappers, but its activations are one.
+            # A layer with several weights has several wrappers, but its activations are quantized
+            # once.
             is_done = any(x.compressor is wrapper.compressor for x in held if x is not wrapper)
             if role in roles and wrapper not in held and not is_done:
                 held.append(wrapper)
@@ -97,13 +98,13 @@ class Sidecar:
         return value
 
     def pruned(self, attribute: str, value: Tensor) -> Tensor:
-        """Return what pruners make of an attribute, before any quantizer."""
+        """Return an attribute with all pruners applied, before any quantizer."""
         for wrapper, role in self.chains.get(attribute, ()):
             value = value if wrapper.order == 1 else wrapper.transform(role, value, [])
         return value
 
     def zero_pruned(self, layer: Any) -> None:
-        """Set what masks prune to zero in the raw variables of the layer."""
+        """Set the masked entries of the layer's raw variables to zero."""
         for attribute, chain in self.chains.items():
             if any(wrapper.keeps_raw(role) for wrapper, role in chain):
                 continue
@@ -112,7 +113,7 @@ class Sidecar:
                 variable.assign(variable * ops.cast(mask, variable.dtype))
 
     def run(self, call: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
-        """Call the layer, with what goes in and comes out quantized."""
+        """Call the layer, with its inputs and outputs quantized."""
         for pre_hook in self.pre_hooks:
             pre_hook.function(args, kwargs)
         if self.freezers and kwargs.get("training"):
@@ -138,7 +139,7 @@ class Sidecar:
         flat = tree.flatten((args, named))
         where = [i for i, x in enumerate(flat) if is_floating(x)]
         _expect(self.inputs[0], bool(where), "input")
-        # Attention may be called with one tensor three times: it shall stay one.
+        # Attention may be called with one tensor three times, which must stay a single tensor.
         tensors = tuple({id(flat[i]): flat[i] for i in where}.values())
         identities = [id(x) for x in tensors]
         for wrapper in self.inputs:
@@ -150,20 +151,20 @@ class Sidecar:
 
 
 class Handle:
-    """Something on a layer that can be taken away."""
+    """An addition to a layer that can be removed."""
 
     kind: str
     layer: Any
 
     def add_to(self, layer: Any) -> Any:
-        """Enter it on a layer."""
+        """Add it to a layer."""
         self.layer = layer
         getattr(with_sidecar(layer), self.kind).append(self)
         update(layer)
         return self
 
     def remove(self) -> None:
-        """Take it away; nothing happens the second time."""
+        """Remove it; a second call has no effect."""
         sidecar = vars(self.layer).get(SIDECAR)
         held = getattr(sidecar, self.kind, [])
         if self in held:
@@ -172,7 +173,7 @@ class Handle:
 
 
 class RemoteQuantizer(Handle):
-    """Quantizes what a layer returns, on behalf of a layer elsewhere."""
+    """Quantizes the output of a layer for another layer."""
 
     kind = "remote"
 
@@ -181,14 +182,14 @@ class RemoteQuantizer(Handle):
         self.role = role
 
     def quantize(self, tensor: Tensor) -> Tensor:
-        """Quantize one tensor as the layer's own."""
+        """Quantize one tensor like the layer's own."""
         if self.role == "output":
             return self.wrapper.quantize_output(tensor)
         return self.wrapper.quantize_inputs((tensor,))[0]
 
 
 class Collector(Handle):
-    """Calls a user's function with what a layer was called with and returned."""
+    """Calls a user's function with the inputs and outputs of a layer."""
 
     kind = "collectors"
 
@@ -204,7 +205,7 @@ class Freezer(Handle):
 
 
 class PreHook(Handle):
-    """Calls a function with what a layer is about to be called with."""
+    """Calls a function with the inputs of a layer before each call."""
 
     kind = "pre_hooks"
 
@@ -213,7 +214,7 @@ class PreHook(Handle):
 
 
 def attach(layer: Any, wrapper: Any, weight: str | None, bias: str | None) -> None:
-    """Put a wrapper in charge of attributes of a layer."""
+    """Make a wrapper transform attributes of a layer."""
     sidecar = with_sidecar(layer)
     check_rivals(wrapper, sidecar.wrappers)
     sidecar.add(wrapper, weight, bias)
@@ -233,7 +234,7 @@ def detach(layer: Any, wrapper: Any) -> None:
 
 
 def quantizers_in(layers: Iterable[Any]) -> list[Any]:
-    """Return the wrappers of quantizers that are at work in layers."""
+    """Return the wrappers of quantizers attached to layers."""
     found: dict[int, Any] = {}
     for layer in layers:
         sidecar = sidecar_of(layer)
@@ -244,13 +245,13 @@ def quantizers_in(layers: Iterable[Any]) -> list[Any]:
 
 
 def sidecar_of(layer: Any) -> Sidecar | None:
-    """Return what is on a layer, None if nothing is."""
+    """Return the sidecar of a layer, or None."""
     found: Sidecar | None = vars(layer).get(SIDECAR)
     return found
 
 
 def mask_of(layer: Any, name: str) -> Any:
-    """Return the mask on an attribute as a NumPy array, that of all pruners together, or None."""
+    """Return the combined mask of all pruners on an attribute as a NumPy array, or None."""
     sidecar = sidecar_of(layer)
     mask = None
     for wrapper, role in sidecar.chains.get(name, ()) if sidecar is not None else ():
@@ -261,7 +262,7 @@ def mask_of(layer: Any, name: str) -> Any:
 
 
 def computed_in(model: Any) -> dict[int, Any]:
-    """Return what pruners make of weights that they train as they are, by identity of the raw one."""
+    """Return the weights that pruners compute from trained raw ones, by identity of the raw variable."""
     found = {}
     for layer in model._flatten_layers():
         sidecar = sidecar_of(layer)
@@ -279,7 +280,7 @@ def unshadowed(cls: type) -> type:
 
 
 def update(layer: Any) -> None:
-    """Make the class of a layer agree with its sidecar, which goes when it is empty."""
+    """Update the class of a layer to match its sidecar, which is removed when empty."""
     sidecar = vars(layer)[SIDECAR]
     base = unshadowed(type(layer))
     if sidecar.is_empty:
@@ -303,7 +304,7 @@ def shadow_class(base: Any, names: tuple[str, ...]) -> type:
 
 
 def subclass_like(base: Any, members: dict[str, Any]) -> type:
-    """Return a subclass that Keras takes for its base: in files, and where it makes new layers."""
+    """Return a subclass that Keras treats as its base, in files and when it creates new layers."""
     own = {
         "__module__": base.__module__,
         "__qualname__": base.__qualname__,
@@ -323,7 +324,7 @@ class Shadow:
 
     def __init__(self, base: type, name: str) -> None:
         self.name = name
-        self.plain = getattr(base, name, None)  # the property of the class, if it has one
+        self.plain = getattr(base, name, None)  # the property of the class, if any
 
     def __get__(self, layer: Any, owner: type | None = None) -> Any:
         if layer is None:
@@ -370,13 +371,13 @@ def _make_call(base: Any) -> Callable[..., Any]:
 
 
 def _plain_weights(self: Any) -> list[Any]:
-    """Return what ``get_weights`` and ``set_weights`` are about: none of our variables."""
+    """Return the variables of ``get_weights`` and ``set_weights``, without ours."""
     hidden = {id(variable) for variable in vars(self).get("_lilliput_variables", ())}
     return [x for x in super(type(self), self).weights if id(x) not in hidden]
 
 
 def _without_ours(method: Any) -> Callable[..., Any]:
-    """Let a layer save or load its raw variables, pruned ones at zero, as if ours were not there."""
+    """Save or load a layer's raw variables, with pruned entries at zero, without our variables."""
 
     def call(self: Any, *args: Any) -> Any:
         sidecar = sidecar_of(self)
@@ -415,7 +416,7 @@ def _expect(wrapper: Any, is_there: bool, what: str) -> None:
     if not is_there:
         raise UnsupportedModelError(
             f"layer {wrapper.name!r}: its {what} has no floating-point tensor that could be quantized; "
-            "leave it out of quant_types."
+            "remove it from quant_types."
         )
 
 
@@ -428,6 +429,6 @@ def _expect_one_replica(wrapper: Any) -> None:
 
 
 def with_sidecar(layer: Any) -> Sidecar:
-    """Return what is on a layer, made if nothing is yet."""
+    """Return the sidecar of a layer, created if necessary."""
     found: Sidecar = vars(layer).setdefault(SIDECAR, Sidecar())
     return found

@@ -1,10 +1,10 @@
-"""Run models by kernels that were checked: those for ``channels_first`` are sometimes wrong.
+"""Run models with verified kernels: those for ``channels_first`` are sometimes wrong.
 
-TensorFlow runs ``channels_first`` convolutions on some CPUs only, or only by XLA; and Keras 3.15 on
-TensorFlow adds their bias along the last axis wherever that is as long as there are filters. A comparison
-of two models that leans on such a layer shows the framework's error, or hides one of ours. So each layer
-of this form is first compared with the same layer in ``channels_last``, on random numbers, and a model
-runs in the first way (graph, eager, XLA) in which all of its layers are right.
+TensorFlow runs ``channels_first`` convolutions on some CPUs only, or only with XLA; and Keras 3.15 on
+TensorFlow adds their bias along the last axis if its size equals the number of filters. A comparison of
+two models that relies on such a layer shows the framework's error, or hides one of ours. So each such
+layer is first compared with the same layer in ``channels_last``, on random numbers, and a model runs in
+the first mode (graph, eager, XLA) in which all of its layers are correct.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from lilliput.frameworks.keras.variables import to_array
 Array = Any
 Run = Callable[[Any], Any]
 
-# The ways to run a model, the preferred one first.
+# The ways to run a model, in order of preference.
 _WAYS = {"tensorflow": ("graph", "eager", "XLA"), "jax": ("XLA", "eager"), "torch": ("eager",)}
 _WRONG = "is off by"
 _TITLES = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
-# What rounding may do to one layer, relative to its largest output.
+# Tolerance for rounding in one layer, relative to its largest output.
 _ROUNDING = {"float64": 1e-8, "float32": 1e-4, "float16": 2e-2, "bfloat16": 5e-2}
 _SIZES = (
     *("filters", "kernel_size", "strides", "padding", "dilation_rate", "groups", "output_padding"),
@@ -37,24 +37,24 @@ _SIZES = (
 
 
 class KernelError(UnsupportedModelError):
-    """A kernel of the framework that a comparison would lean on is wrong here, or does not run."""
+    """A framework kernel that a comparison relies on is wrong here, or does not run."""
 
 
 def checked_runner(model: Any) -> Run:
-    """Return a function that runs a model in inference by kernels that are right on this machine."""
+    """Return a function that runs a model in inference with kernels that are correct on this machine."""
     return runner(model, checked_way(model))
 
 
 def checked_way(model: Any, ways: Sequence[str] = ()) -> str:
-    """Return a way to run a model by kernels that are right on this machine.
+    """Return a way to run a model with kernels that are correct on this machine.
 
     Parameters
     ----------
     model : keras.Model
-        What is to run.
+        The model to run.
     ways : sequence of str
-        Those that may be taken, of ``"graph"``, ``"eager"`` and ``"XLA"``, the preferred one first;
-        by default all that the backend has.
+        The allowed ways, among ``"graph"``, ``"eager"`` and ``"XLA"``, in order of preference;
+        by default all that the backend supports.
 
     Raises
     ------
@@ -82,7 +82,7 @@ def checked_way(model: Any, ways: Sequence[str] = ()) -> str:
 
 
 def kernel_notes(model: Any) -> list[str]:
-    """Return what users should know of a model: in which ways of running it a kernel is wrong here."""
+    """Return notes for users on the ways of running a model in which a kernel is wrong here."""
     layers, notes = list(_unusual_layers(model)), []
     for way in _WAYS[keras.backend.backend()] if layers else ():
         found = _first_fault(layers, way)
@@ -100,7 +100,7 @@ def _first_fault(layers: Sequence[Any], way: str) -> tuple[Any, str] | None:
 
 
 def _usual_way(model: Any) -> str:
-    """Return how to run a model of usual layers: as a whole, where operations are compiled apart."""
+    """Return how to run a model without unusual layers: as a whole, if operations are compiled separately."""
     if keras.backend.backend() == "jax":
         return "XLA"
     grouped = any(getattr(layer, "groups", 1) != 1 for layer in model._flatten_layers())
@@ -129,7 +129,7 @@ def _run_jax(model: Any, call: Callable[..., Any], inputs: Any) -> Any:
 
 
 def _unusual_layers(model: Any) -> Iterator[Any]:
-    """Yield the layers of Keras that compute in ``channels_first``."""
+    """Yield the Keras layers that compute in ``channels_first``."""
     for layer in model._flatten_layers():
         module = unshadowed(type(layer)).__module__
         is_known = module.startswith(("keras.src.layers.convolutional", "keras.src.layers.pooling"))
@@ -138,7 +138,7 @@ def _unusual_layers(model: Any) -> Iterator[Any]:
 
 
 def fault_of(layer: Any, way: str) -> str | None:
-    """Return what is wrong with the kernel that a layer uses, None if it is right."""
+    """Return the error of the kernel that a layer uses, or None if it is correct."""
     config, parameters = layer.get_config(), _accepted(unshadowed(type(layer)))
     sizes = {key: config[key] for key in _SIZES if key in config and key in parameters}
     sizes["dtype"] = str(layer.compute_dtype)
@@ -153,7 +153,7 @@ def fault_of(layer: Any, way: str) -> str | None:
 
 
 def _shape_of(layer: Any) -> tuple[int | None, ...]:
-    """Return the shape that a layer was built for; a layer of pooling was built for any."""
+    """Return the shape that a layer was built for; pooling layers accept any."""
     built = (layer.get_build_config() or {}).get("input_shape")
     if built is not None:
         return tuple(built)
@@ -186,7 +186,7 @@ def _probe(cls: Any, sizes: Any, shape: tuple[int | None, ...], way: str) -> str
     last.set_weights([_ungrouped(w, options.get("groups", 1)) for w in weights])
     try:
         received = to_array(runner(first, way)(x))
-    except Exception as refusal:  # each backend has its own ways to refuse
+    except Exception as refusal:  # each backend raises its own errors
         return f"does not run ({type(refusal).__name__})"
     expected = to_array(runner(last, "eager")(y))
     if expected.ndim == x.ndim:
@@ -202,7 +202,7 @@ def _model_of(layer: Any, x: Array) -> Any:
 
 
 def _extent(options: dict[str, Any]) -> int:
-    """Return a size for a dimension that is left open: twice what a kernel covers."""
+    """Return a size for a dimension of unknown size: twice what a kernel covers."""
     most = 1
     for key in ("kernel_size", "pool_size", "strides", "dilation_rate"):
         most *= max(options.get(key) or (1,))
@@ -210,7 +210,7 @@ def _extent(options: dict[str, Any]) -> int:
 
 
 def _ungrouped(weight: Array, groups: int) -> Array:
-    """Return a kernel of groups as one that sees all channels, with zeros between groups."""
+    """Return a grouped kernel as one over all channels, with zeros between groups."""
     if groups == 1 or weight.ndim == 1:
         return weight
     *window, inner, outer = weight.shape

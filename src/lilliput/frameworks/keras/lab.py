@@ -1,4 +1,4 @@
-"""The lab for Keras, on any of its backends: how the checks make, train and read its models."""
+"""The lab for Keras, on any of its backends: how the checks create, train and read models."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ SPECIMENS: Mapping[str, Callable[[], Any]] = {
     "recurrent": models.TinyLSTM,
     "attention": models.TinyAttention,
 }
-# A step takes ten milliseconds and more: not all is tried on all models.
+# A step takes ten milliseconds or more, so not every check runs on every model.
 LAYER_KINDS: tuple[str, ...] = ("cnn", "recurrent", "attention")
 FEW: tuple[str, ...] = ("mlp",)
 STEPS: int = 1
 SIMPLE_TYPES: tuple[str, ...] = ("Conv2D", "Dense")
 
-# What Keras knows about a layer's call; a model under compression is told more than others.
+# Keras's information on a layer's call, which is larger for a model under compression.
 _CALL = ("_call_has_training_arg", "_call_has_context_arg", "_call_context_args", "_call_signature")
 
 
 @contextmanager
 def isolated() -> Iterator[None]:
-    """Put Python's and NumPy's generators back; that of Keras starts from zero again."""
+    """Restore the generators of Python and NumPy; that of Keras is reset to zero."""
     before, before_numpy = random.getstate(), np.random.get_state()
     try:
         with _one_thread():
@@ -75,18 +75,18 @@ def _one_thread() -> Iterator[None]:
 
 
 def set_seed(seed: int) -> None:
-    """Seed every source of random numbers that an algorithm is likely to use."""
+    """Seed all generators that an algorithm is likely to use."""
     keras.utils.set_random_seed(seed)
 
 
 def backend_name() -> str:
-    """Return what Keras runs on."""
+    """Return the name of Keras's backend."""
     return str(keras.backend.backend())
 
 
 @contextmanager
 def policy(name: str) -> Iterator[None]:
-    """Make models of another precision for a while."""
+    """Create models of another precision in this context."""
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy(name)
     try:
@@ -112,28 +112,28 @@ def like(model: Any) -> Any:
 
 
 def outputs(model: Any, training: bool = False, inputs: Array = None) -> Array:
-    """Return what a model computes when it is called, of its own test batch by default."""
+    """Return the output of a model, by default for its own test batch."""
     inputs = make_input(model) if inputs is None else inputs
     return read(model(inputs, training=training))
 
 
 def predictions(model: Any) -> Array:
-    """Return what a model predicts by its compiled function."""
+    """Return the predictions of a model's compiled function."""
     return read(model.predict_on_batch(make_input(model)))
 
 
 def batch(model: Any) -> Array:
-    """Return what a model is called with."""
+    """Return the input of a model."""
     return make_input(model)
 
 
 def run_layer(layer: Any, inputs: tuple[Any, ...]) -> Array:
-    """Return what one layer computes."""
+    """Return the output of one layer."""
     return read(layer(*inputs))
 
 
 def parts(model: Any, optimizer: Any = None) -> tuple[dict[str, Any], ...]:
-    """Return the layers and variables of a model, and what its optimizer holds."""
+    """Return the layers and variables of a model, and the state of its optimizer."""
     things: dict[str, Any] = {"the weights": list(model.weights)}
     facts: dict[str, Any] = {"the number of weights": len(model.get_weights())}
     if keras.backend.backend() == "torch":
@@ -157,7 +157,7 @@ def parts(model: Any, optimizer: Any = None) -> tuple[dict[str, Any], ...]:
 
 
 def holds(model: Any, tensor: Any) -> bool:
-    """Whether a tensor is that of a variable of the model that is not trained."""
+    """Whether a tensor is that of an untrained variable of the model."""
     return any(tensor_in(variable) is tensor for variable in model.non_trainable_variables)
 
 
@@ -177,7 +177,7 @@ def write(weight: Any, value: Array) -> None:
 
 
 def tensor(value: Array) -> Array:
-    """Return an array, which a wrapper takes as it is."""
+    """Return an array, which a wrapper accepts unchanged."""
     return value
 
 
@@ -187,7 +187,7 @@ def describe(tensor: Any) -> tuple[Any, ...]:
 
 
 def sgd(weight_decay: float | None = None) -> Any:
-    """Return an optimizer with momentum; steps are small enough for networks of one bit."""
+    """Return an optimizer with momentum; steps are small enough for one-bit networks."""
     return keras.optimizers.SGD(0.05, 0.9, weight_decay=weight_decay, global_clipnorm=1.0)
 
 
@@ -204,9 +204,9 @@ _OPTIMIZERS: dict[str, Callable[[], Any]] = {
 
 
 def compiled(model: Any, optimizer: Any = None, **options: Any) -> Any:
-    """Compile a model to be trained step by step without graphs, and return its optimizer.
+    """Compile a model for step-by-step training without graphs, and return its optimizer.
 
-    Most checks do without graphs: to trace one takes as long as a hundred steps of models this small.
+    Most checks run without graphs: tracing one takes as long as a hundred steps of models this small.
     """
     options = {"run_eagerly": True, "jit_compile": False} | options
     model.compile(sgd() if optimizer is None else optimizer, "mse", **options)
@@ -214,14 +214,14 @@ def compiled(model: Any, optimizer: Any = None, **options: Any) -> Any:
 
 
 def optimizer(model: Any, name: str = "sgd") -> Any:
-    """Compile a model to be trained without graphs, and return its optimizer."""
+    """Compile a model for training without graphs, and return its optimizer."""
     return compiled(model, _OPTIMIZERS[name]())
 
 
 def train(model: Any, optimizer: Any, steps: int, compressor: Compressor | None = None) -> None:
-    """Train some steps; call ``step()`` by hand for a compressor that has no optimizer.
+    """Train for some steps; call ``step()`` by hand for a compressor without an optimizer.
 
-    What a distiller says is a part of the model's loss.
+    The loss of a distiller is part of the model's loss.
     """
     data = make_batch(model)
     for _ in range(steps):
@@ -238,13 +238,13 @@ def use(model: Any, optimizer: Any, compressor: Compressor | None = None) -> Arr
 
 
 def fit(model: Any, epochs: int = 1, callbacks: Any = None) -> None:
-    """Train by ``fit``, two steps an epoch."""
+    """Train with ``fit``, two steps per epoch."""
     options = {"batch_size": 2, "epochs": epochs, "shuffle": False, "verbose": 0}
     model.fit(*make_batch(model), callbacks=callbacks, **options)
 
 
 def ways_to_run(model: Any, optimizer: Any) -> list[tuple[bool, Callable[[], Any]]]:
-    """Return ways to run a model, and whether each of them is training."""
+    """Return ways to run a model, each with whether it is training."""
     return [
         (False, lambda: outputs(model)),
         (True, lambda: train(model, optimizer, 1)),
@@ -259,7 +259,7 @@ def held(optimizer: Any) -> list[Any]:
 
 
 def learned(wrapper: Any) -> dict[str, Any]:
-    """Return the variables of a wrapper that are trained."""
+    """Return the trained variables of a wrapper."""
     return {variable.path: variable for variable in wrapper.variables() if variable.trainable}
 
 
@@ -272,7 +272,7 @@ def load_plain(model: Any, plain: Any, folder: Path) -> None:
 def resume(
     model: Any, optimizer: Any, compress: Callable[[Any, Any], Compressor], folder: Path
 ) -> tuple[Any, Any, Compressor]:
-    """Save the model, which is the file of a plain one, and compress what is loaded from it."""
+    """Save the model, as a plain file, and compress the model loaded from it."""
     model.save(folder / "model.keras")
     other = keras.models.load_model(folder / "model.keras")
     return other, other.optimizer, compress(other, other.optimizer)

@@ -1,4 +1,4 @@
-"""Gradients, and loops of training that users write themselves, in the way of each backend."""
+"""Gradients, and custom training loops, in the style of each backend."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lilliput.core.compressor import Compressor
 
 Array = Any
-Loop = Callable[[Any, Any, int], None]  # the last two: a compressor, and how many steps
+Loop = Callable[[Any, Any, int], None]  # the last two: a compressor, and the number of steps
 
 
 def loss_of(model: Any, inputs: Array, target: Array) -> Any:
@@ -31,9 +31,9 @@ def squares(result: Any, target: Array) -> Any:
 
 
 def gradients(model: Any, distiller: Any = None) -> dict[int, Array]:
-    """Return the gradient of each weight that is trained, by the id of its variable; None if it has none.
+    """Return the gradient of each trained weight, by the id of its variable; None if it has none.
 
-    It is that of a loss in training, or of what a distiller says.
+    The loss is that of training, or that of a distiller.
     """
 
     def loss() -> Any:
@@ -48,7 +48,7 @@ def gradients(model: Any, distiller: Any = None) -> dict[int, Array]:
 
 
 def compare(model: Any, distiller: Any) -> tuple[Array, Array]:
-    """Return what a model computes in training, and how far a distiller finds it from its teacher."""
+    """Return a model's training output, and its distance to the teacher by a distiller."""
     result = model(make_batch(model)[0], training=True)
     return to_array(result), to_array(distiller.loss())
 
@@ -86,12 +86,12 @@ _GRADIENTS: dict[str, Callable[..., list[Any]]] = {
 
 
 def own_loops() -> dict[str, Loop]:
-    """Return the loops that users of this backend write, by what they are."""
+    """Return the custom training loops of this backend, by description."""
     return _LOOPS[keras.backend.backend()]
 
 
 def _tape_loop(model: Any, compressor: Compressor, steps: int) -> None:
-    """A loop with a gradient tape, without a graph; the optimizer is followed by itself."""
+    """A loop with a gradient tape, without a graph; the optimizer is followed automatically."""
     tensorflow: Any = sys.modules["tensorflow"]
     optimizer = compressor.optimizer or keras.optimizers.SGD(0.05, 0.9)
     for _ in range(steps):
@@ -102,7 +102,7 @@ def _tape_loop(model: Any, compressor: Compressor, steps: int) -> None:
 
 
 def _graph_loop(model: Any, compressor: Compressor, steps: int) -> None:
-    """The same inside a ``tf.function``, where nobody can follow but the user."""
+    """The same inside a ``tf.function``, which only the user can follow."""
     tensorflow: Any = sys.modules["tensorflow"]
     optimizer = compressor.optimizer or keras.optimizers.SGD(0.05, 0.9)
     optimizer.build(model.trainable_variables)
@@ -121,7 +121,7 @@ def _graph_loop(model: Any, compressor: Compressor, steps: int) -> None:
 
 
 def _stateless_loop(model: Any, compressor: Compressor, steps: int) -> None:
-    """The loop of the Keras guide for JAX: state goes in and comes out, variables are set in the end."""
+    """The loop of the Keras guide for JAX: stateless functions, with variables set at the end."""
     jax: Any = sys.modules["jax"]
     optimizer = compressor.optimizer or keras.optimizers.SGD(0.05, 0.9)
     optimizer.build(model.trainable_variables)
@@ -147,7 +147,7 @@ def _stateless_loop(model: Any, compressor: Compressor, steps: int) -> None:
 
 
 def _torch_loop(model: Any, compressor: Compressor, steps: int) -> None:
-    """The usual loop of torch, with an optimizer of torch."""
+    """The usual torch loop, with a torch optimizer."""
     torch: Any = sys.modules["torch"]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
     for _ in range(steps):

@@ -1,7 +1,7 @@
-"""Tiny models of Keras, one per way in which a model can be made or a layer can hold its weight.
+"""Tiny Keras models, one for each way to build a model or to store a layer's weight.
 
 Each is small enough to compress dozens of times in a test, and odd enough (sizes that no sparsity divides
-evenly) that off-by-one errors show. All give five numbers per sample.
+evenly) to reveal off-by-one errors. All return five numbers per sample.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Array = Any
 
 @dataclass(frozen=True)
 class Specimen:
-    """A kind of model that knows what it eats. Calling it gives a fresh model of that kind.
+    """A kind of model that knows its inputs. Calling it returns a fresh model of that kind.
 
     Parameters
     ----------
@@ -32,7 +32,7 @@ class Specimen:
     shape : tuple of int
         The shape of a sample.
     words : int, optional
-        How many words there are, for a model of texts.
+        The vocabulary size, for a text model.
 
     Examples
     --------
@@ -47,7 +47,7 @@ class Specimen:
     words: int | None = None
 
     def __call__(self) -> Any:
-        """Return a fresh model that is built and not compiled."""
+        """Return a fresh model that is built but not compiled."""
         return self.build(self.name)
 
     def make_input(self, batch: int = 4) -> Array:
@@ -68,7 +68,7 @@ def specimen_of(model: Any) -> Specimen:
     """
     found = next((kind for kind in KINDS if kind.name == model.name), None)
     if found is None:
-        raise ConfigError(f"model: received {model.name!r}, which is none of the test models.")
+        raise ConfigError(f"model: received {model.name!r}, which is not one of the test models.")
     return found
 
 
@@ -78,7 +78,7 @@ def make_input(model: Any, batch: int = 4) -> Array:
 
 
 def make_batch(model: Any, batch: int = 4) -> tuple[Array, Array]:
-    """Return a batch for a test model, and fixed numbers to pull its outputs to."""
+    """Return a batch for a test model, and fixed target outputs."""
     target = np.sin(np.arange(batch * 5, dtype="float32")).reshape(batch, 5)
     return make_input(model, batch), target
 
@@ -137,7 +137,7 @@ def _attention(name: str) -> Any:
 
 @keras.saving.register_keras_serializable("lilliput_testing")
 class Subclassed(keras.Model):  # type: ignore[misc]
-    """A model in code, which is told whether it is trained, and says so to its batch norm."""
+    """A subclassed model with a ``training`` argument, which it passes to its batch norm."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -152,7 +152,7 @@ class Subclassed(keras.Model):  # type: ignore[misc]
 
 @keras.saving.register_keras_serializable("lilliput_testing")
 class Untold(keras.Model):  # type: ignore[misc]
-    """A model in code whose ``call`` takes nothing but the inputs, so that Keras tells it nothing."""
+    """A subclassed model whose ``call`` takes only the inputs, so that Keras does not pass ``training``."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -1,8 +1,8 @@
-"""Learned variables: what an algorithm trains beside the weights, the scales of LSQ say.
+"""Learned variables: values that an algorithm trains besides the weights, such as the scales of LSQ.
 
-A graph cannot give a trainable variable its first value: on JAX, a call returns no new values of those.
-So a learned variable is the sum of two: one that is trained, and a start, which a call may set. Where code
-is computed at once, the trained one takes the whole value.
+A graph cannot initialize a trainable variable: on JAX, a call does not return new values for it.
+So a learned variable is the sum of two: a trained one, and a start, which a call may set. In eager
+execution, the trained one takes the whole value.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from lilliput.frameworks.keras.variables import tensor_of
 
 @dataclass(frozen=True)
 class Parameter:
-    """A value that a wrapper shall hold as one that is trained, and its lower bound."""
+    """A value that a wrapper stores as a trained variable, and its lower bound."""
 
     value: Any
     at_least: float | None = None
 
     def bound(self) -> Callable[[Any], Any] | None:
-        """Return what Keras applies to a variable after each step."""
+        """Return the constraint that Keras applies to a variable after each step."""
         least = self.at_least
         return None if least is None else lambda variable: ops.maximum(variable, least)
 
 
 class LearnedVariable(ComputedVariable):
-    """A trained variable and its start, read as their sum; below its bound it reads as the bound."""
+    """A trained variable and its start, read as their sum; values below the bound read as the bound."""
 
     __slots__ = ("_lilliput_start",)
 
@@ -50,7 +50,7 @@ class LearnedVariable(ComputedVariable):
         object.__setattr__(self, "_lilliput_start", start)
 
     def assign(self, value: Any) -> Any:
-        """Set the sum: by its start while a graph is traced, else by what is trained."""
+        """Set the sum: by its start while a graph is traced, otherwise by the trained variable."""
         value = ops.stop_gradient(ops.cast(tensor_of(value), self.dtype))
         trained, start = self._lilliput_raw, self._lilliput_start
         if is_tracing():
@@ -62,5 +62,5 @@ class LearnedVariable(ComputedVariable):
 
 
 def needs_start() -> bool:
-    """Whether training may run in a graph, and a learned variable therefore needs a start."""
+    """Whether training may run in a graph, so that a learned variable needs a start."""
     return bool(keras.backend.backend() != "torch")

@@ -1,9 +1,9 @@
-"""Optimizers and what quantizers learn: built before or after, they train the variables of both.
+"""Train the learned variables of compressors with Keras optimizers, built before or after.
 
-An optimizer of Keras is built for a list of variables, with slots (momentum, velocity) for each, and takes
-no others. Variables that come later are put into that list where the model has them, since on JAX gradients
-are told apart by their place alone. They are not decayed: that would pull a learned scale to zero, which is
-not a small scale but none. In files the optimizer is the one of the plain model.
+A Keras optimizer is built for a list of variables, with slots (momentum, velocity) for each, and accepts
+no others. Later variables are inserted into that list in the order of the model, since on JAX gradients
+are identified by their position alone. They are not decayed: that would pull a learned scale to zero, which
+makes it useless. In files the optimizer is that of the plain model.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SPARED = "_lilliput_spared"
 
 
 def parts_of(optimizer: Any) -> Iterator[Any]:
-    """Yield an optimizer, and those inside it."""
+    """Yield an optimizer and its inner optimizers."""
     yield optimizer
     inner = [getattr(optimizer, "inner_optimizer", None), *getattr(optimizer, "optimizers", ())]
     for part in inner:
@@ -31,8 +31,8 @@ def parts_of(optimizer: Any) -> Iterator[Any]:
             yield from parts_of(part)
 
 
-class Adopted:
-    """An optimizer that trains what is learned in a model, until it is removed."""
+class AddedVariables:
+    """An optimizer that trains the learned variables of a model, until this is removed."""
 
     def __init__(self, optimizer: Any, model: Any) -> None:
         self.optimizer, self.model = optimizer, model
@@ -40,7 +40,7 @@ class Adopted:
         reconcile(model)
 
     def remove(self) -> None:
-        """Take the variables out again, and what the optimizer remembers of them."""
+        """Remove the variables and their slots from the optimizer."""
         held = vars(self.model).get(_ADOPTED, [])
         held[:] = [other for other in held if other is not self.optimizer]
         if not held:
@@ -50,7 +50,7 @@ class Adopted:
 
 
 def reconcile(model: Any) -> None:
-    """Make the optimizers of a model train what is learned in it, and nothing that was."""
+    """Make the optimizers of a model train exactly its current learned variables."""
     optimizers = _optimizers_of(model)
     learned = learned_in(model) if optimizers else []
     for optimizer in optimizers:
@@ -58,7 +58,7 @@ def reconcile(model: Any) -> None:
 
 
 def learned_in(model: Any) -> list[Any]:
-    """Return the variables of a model that an algorithm has added to train them."""
+    """Return the trained variables that algorithms have added to a model."""
     return [variable for variable in model.trainable_variables if _is_ours(variable)]
 
 
@@ -72,7 +72,7 @@ def _is_ours(variable: Any) -> bool:
 
 
 def _agree(optimizer: Any, model: Any, learned: Sequence[Any]) -> None:
-    """Make an optimizer train these variables of ours and no others."""
+    """Make an optimizer train these learned variables and no others."""
     for part in parts_of(optimizer):
         trained = list(getattr(part, "_trainable_variables", ()))
         gone = _without([v for v in trained if _is_ours(v)], learned)
@@ -90,8 +90,8 @@ def _agree(optimizer: Any, model: Any, learned: Sequence[Any]) -> None:
 def _check_fit(optimizer: Any) -> None:
     if any(hasattr(part, "optimizers") for part in parts_of(optimizer)):
         raise ConfigError(
-            "optimizer: a MultiOptimizer that is built takes no scales to learn; make a new one after "
-            "compress(): model.compile(optimizer, ...)."
+            "optimizer: a MultiOptimizer that is already built cannot train additional variables; create "
+            "a new one after compress(): model.compile(optimizer, ...)."
         )
 
 
@@ -104,7 +104,7 @@ def _without(variables: Sequence[Any], others: Sequence[Any]) -> list[Any]:
 
 
 def _slots(part: Any, count: int) -> dict[str, list[Any]]:
-    """Return the lists in which an optimizer has something for each of its variables, by attribute."""
+    """Return the lists of per-variable slots of an optimizer, by attribute."""
     return {
         name: list(held)
         for name, held in vars(part).items()
@@ -116,12 +116,12 @@ def _slots(part: Any, count: int) -> dict[str, list[Any]]:
 
 
 def slots_of(model: Any, variable: Any) -> dict[str, Any]:
-    """Return copies of what an optimizer of a model remembers of a variable, empty if there is nothing."""
+    """Return copies of an optimizer's slots for a variable; empty if there are none."""
     return {name: to_array(slot) for name, slot in _find_slots(model, variable).items()}
 
 
 def put_slots(model: Any, variable: Any, slots: Mapping[str, Any]) -> bool:
-    """Put back what :func:`slots_of` returned; False if no optimizer has the variable yet."""
+    """Restore the result of :func:`slots_of`; False if no optimizer has the variable yet."""
     held = _find_slots(model, variable)
     for name in held.keys() & slots.keys():
         held[name].assign(slots[name])
@@ -139,7 +139,7 @@ def _find_slots(model: Any, variable: Any) -> dict[str, Any]:
 
 
 def _drop(part: Any, gone: Sequence[Any]) -> None:
-    """Take variables out of an optimizer."""
+    """Remove variables from an optimizer."""
     trained = list(part._trainable_variables)
     stays = [bool(_without([variable], gone)) for variable in trained]
     for name, held in _slots(part, len(trained)).items():
@@ -150,7 +150,7 @@ def _drop(part: Any, gone: Sequence[Any]) -> None:
 
 
 def _insert(part: Any, added: Sequence[Any], model: Any) -> None:
-    """Put variables into an optimizer that is built, each in its place among those of the model."""
+    """Insert variables into a built optimizer, in the order of the model."""
     trained = list(part._trainable_variables)
     before = _slots(part, len(trained))
     fresh = _build(part, added) if not hasattr(part, "inner_optimizer") else {}
@@ -167,7 +167,7 @@ def _insert(part: Any, added: Sequence[Any], model: Any) -> None:
 
 
 def _build(part: Any, added: Sequence[Any]) -> dict[str, list[Any]]:
-    """Return new slots for variables, as the optimizer makes them; it is otherwise as it was."""
+    """Return new slots for variables, created by the optimizer, which is otherwise unchanged."""
     saved, known = dict(vars(part)), list(part._variables)
     part.built = False
     vars(part).update(_trainable_variables=[], _trainable_variables_indices={})
@@ -180,7 +180,7 @@ def _build(part: Any, added: Sequence[Any]) -> dict[str, list[Any]]:
             del vars(part)[name]
         vars(part).update(saved)
     kept = [*known, *(slot for held in fresh.values() for slot in held)]
-    for variable in _without(part._variables, kept):  # new ones of what there is once
+    for variable in _without(part._variables, kept):  # duplicates of variables that exist once
         part._tracker.untrack(variable)
     return fresh
 
@@ -195,7 +195,7 @@ def _number(part: Any, variables: list[Any]) -> None:
 
 
 def _spare_from_decay(part: Any, learned: Sequence[Any]) -> None:
-    """Exclude these variables of ours from weight decay; Keras has a method for it, for once and all."""
+    """Exclude learned variables from weight decay; Keras's own method for this cannot be undone."""
     held, spared = (set(vars(part).get(name, ())) for name in (_EXCLUDED, _SPARED))
     keys = {part._var_key(variable) for variable in learned}
     if keys == spared:
@@ -204,13 +204,13 @@ def _spare_from_decay(part: Any, learned: Sequence[Any]) -> None:
         vars(part).pop(name, None)
         if value:
             vars(part)[name] = value
-    known = vars(part).get(f"{_EXCLUDED}_cache", {})  # what Keras has decided already
+    known = vars(part).get(f"{_EXCLUDED}_cache", {})  # decisions cached by Keras
     for key in keys | spared:
         known.pop(key, None)
 
 
 def _hide_in_files(part: Any, hides: bool) -> None:
-    """Let an optimizer save and load what it has for variables of the model, and for none of ours."""
+    """Make an optimizer save and load only its slots for variables of the model."""
     for name in ("save_own_variables", "load_own_variables"):
         if not hides:
             vars(part).pop(name, None)
@@ -227,7 +227,7 @@ def _as_plain(part: Any, method: Any) -> Any:
 
 
 class _Plain:
-    """An optimizer as files have it."""
+    """An optimizer without its learned variables, for files."""
 
     def __init__(self, optimizer: Any, gone: Sequence[Any]) -> None:
         self._optimizer = optimizer

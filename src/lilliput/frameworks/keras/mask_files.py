@@ -1,4 +1,4 @@
-"""Masks that do not hang on the model: from a mapping, or from a file that a pruner wrote."""
+"""Masks that are not attached to the model: from a mapping, or from a file that a pruner wrote."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Masks = Mapping[str, Any] | str | os.PathLike[str]
 
 
 def read_masks(given: Masks, tensors: Tensors) -> dict[str, Flags]:
-    """Return masks as arrays of booleans by the name of their variable, or say which do not fit."""
+    """Return masks as boolean arrays by variable name, or raise if they do not fit."""
     held = given if isinstance(given, Mapping) else _read(Path(given))
     names, faults, found = _names(tensors), [], {}
     for key, mask in held.items():
@@ -48,7 +48,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _names(tensors: Tensors) -> dict[str, str]:
-    """Return the names of variables by what a file may call them: ``conv.weight`` is the kernel."""
+    """Return the names of variables by their possible names in a file: ``conv.weight`` is the kernel."""
     names = {name: name for name in tensors.variables}
     names |= {f"{name}.weight": name for name in tensors.variables}
     for layer in discover(tensors.model):

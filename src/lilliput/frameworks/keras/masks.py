@@ -1,4 +1,4 @@
-"""Masks on the variables of layers, and in the memory of optimizers."""
+"""Masks on the variables of layers and the slots of optimizers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lilliput.frameworks.keras.wrapper import PrunerModuleWrapper, QuantizerModu
 
 
 def apply_masks(wrappers: Sequence[Any], optimizer: Any = None) -> None:
-    """Set what masks prune to zero, in the raw variables and in what optimizers remember of them."""
+    """Set masked entries to zero, in the raw variables and in the optimizers' slots."""
     if not wrappers:
         return
     model = wrappers[0].compressor.bound_model
@@ -33,7 +33,7 @@ def apply_masks(wrappers: Sequence[Any], optimizer: Any = None) -> None:
 
 
 def _masked(wrappers: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    """Yield each raw variable with its mask, but those that a pruner makes other weights of."""
+    """Yield each raw variable with its mask, except those whose weights a pruner computes."""
     for wrapper in wrappers:
         for role in ("weight", "bias"):
             mask = None if wrapper.keeps_raw(role) else getattr(wrapper, f"{role}_mask", None)
@@ -45,7 +45,7 @@ def _masked(wrappers: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def _slots(optimizer: Any, variable: Any) -> Iterator[Any]:
-    """Yield what an optimizer remembers of a variable, entry by entry, but what it divides by."""
+    """Yield the optimizer slots of a variable, except those that it divides by."""
     for inner in parts_of(optimizer):
         trained = getattr(inner, "_trainable_variables", None) or []
         index = next((i for i, held in enumerate(trained) if held is variable), None)
@@ -60,26 +60,26 @@ def _slots(optimizer: Any, variable: Any) -> Iterator[Any]:
 
 
 def _is_memory(slot: Any) -> bool:
-    """Whether a slot says where a weight was going; sums of squares only scale its steps."""
+    """Whether a slot holds a direction of movement; sums of squares only scale the steps."""
     path = getattr(slot, "path", "accumulator")
     return "accumulator" not in path or "gradient_accumulator" in path
 
 
 def _is_alive(slot: Any) -> bool:
-    """Whether a slot has a value: on JAX, Keras gives away the buffers of averages and forgets them."""
+    """Whether a slot has a value: on JAX, Keras donates the buffers of averages without updating them."""
     is_deleted = getattr(getattr(slot, "value", None), "is_deleted", None)
     return is_deleted is None or not is_deleted()
 
 
 def moves_zeros(optimizer: Any) -> bool:
-    """Whether an optimizer moves weights that have neither gradient nor memory."""
+    """Whether an optimizer moves weights without a gradient or momentum."""
     return any(type(part).__name__ == "Muon" for part in parts_of(optimizer))
 
 
 def restart(model: Any, optimizer: Any) -> None:
-    """Give an optimizer the values that a new one has, and the averages those of the weights.
+    """Reset an optimizer to the values of a new one, and its averages to the weights.
 
-    Its steps count from 0, since Adam divides by how much of its averages is still missing by then.
+    Its steps count from 0, because Adam corrects the bias of its averages by the number of steps.
     """
     sync(model)
     for part in [] if optimizer is None else parts_of(optimizer):
@@ -99,7 +99,7 @@ def restart(model: Any, optimizer: Any) -> None:
 
 
 def fault_of(wrapper: Any, key: str, mask: Any) -> str | None:
-    """Return what is wrong with a mask, or None."""
+    """Return the problem of a mask, or None."""
     bias = None if key == "weight_mask" else wrapper.bias
     if key != "weight_mask" and bias is None:
         return "the layer has no bias."
@@ -114,7 +114,7 @@ def fault_of(wrapper: Any, key: str, mask: Any) -> str | None:
 
 
 def check_quantizers(wrappers: Sequence[Any]) -> None:
-    """Refuse to take a mask away from under a quantizer that would move its zeros."""
+    """Raise if a mask is removed while a quantizer that would change its zeros is attached."""
     for wrapper in wrappers:
         if not isinstance(wrapper, PrunerModuleWrapper):
             continue

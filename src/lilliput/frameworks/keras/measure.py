@@ -1,4 +1,4 @@
-"""What a Keras model holds and costs."""
+"""Parameters, size and costs of a Keras model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lilliput.frameworks.work import batch_of, default_threads
 
 
 class MeasuredKeras:
-    """How Keras models are counted and called."""
+    """Counts and calls Keras models."""
 
     def counts(self, model: Any, inputs: Any) -> dict[str, Any]:
         """Return parameters, nonzeros, macs and bytes."""
@@ -36,11 +36,11 @@ class MeasuredKeras:
         }
 
     def untouched(self, model: Any) -> Any:
-        """Return the model: a call for inference changes none."""
+        """Return the model: a call for inference does not change it."""
         return model
 
     def fresh(self, inputs: Any) -> Any:
-        """Return the inputs: nothing writes to arrays."""
+        """Return the inputs: arrays are not written to."""
         return inputs
 
     def caller(self, model: Any, inputs: Any) -> Callable[[], Any]:
@@ -56,7 +56,7 @@ class MeasuredKeras:
         )
 
     def batch(self, model: Any, inputs: Any) -> int:
-        """Return how many examples the inputs hold."""
+        """Return the number of examples in the inputs."""
         return batch_of(keras.tree.flatten(inputs)) or 1
 
 

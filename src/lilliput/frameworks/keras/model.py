@@ -1,8 +1,8 @@
-"""A model under compression: it tells its layers of training, and compressors of its steps.
+"""A model under compression: it passes the training flag to its layers, and its steps to compressors.
 
 Like a layer, it gets a subclass of its own class while it is compressed. The subclass publishes whether
-a call is one of training, follows ``fit`` and ``train_on_batch`` on behalf of compressors that were
-given its optimizer, and has its compiled functions traced anew when that is due.
+a call is in training mode, follows ``fit`` and ``train_on_batch`` for compressors that were
+given its optimizer, and retraces its compiled functions when necessary.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _STATE = "_lilliput_model"
 
 
 class ModelState:
-    """What is on a model: which compressors, and who watches its calls."""
+    """The state of a compressed model: its compressors, and the observers of its calls."""
 
     def __init__(self) -> None:
         self.compressors: list[Any] = []
@@ -38,27 +38,27 @@ class ModelState:
 
 
 class Watcher:
-    """Calls a task with what a model is called with."""
+    """Calls a task with the inputs of a model."""
 
     def __init__(self, model: Any, task: Callable[[Any, Any], None]) -> None:
         self.model, self.task = model, task
         state_of(model).watchers.append(self)
 
     def remove(self) -> None:
-        """Stop watching."""
+        """Stop observing."""
         watchers = state_of(self.model).watchers
         if self in watchers:
             watchers.remove(self)
 
 
 def state_of(model: Any) -> ModelState:
-    """Return what is on a model."""
+    """Return the compression state of a model."""
     found: ModelState = vars(model).setdefault(_STATE, ModelState())
     return found
 
 
 def enter(model: Any, compressor: Any) -> None:
-    """Put a model under a compressor."""
+    """Add a compressor to a model."""
     state = state_of(model)
     if compressor in state.compressors:
         return
@@ -70,7 +70,7 @@ def enter(model: Any, compressor: Any) -> None:
 
 
 def leave_idle(model: Any) -> None:
-    """Undo :func:`enter` for the compressors that have left the layers."""
+    """Undo :func:`enter` for compressors that no longer have wrappers in the layers."""
     state = state_of(model)
     state.compressors = [x for x in state.compressors if x.is_wrapped]
     if not state.compressors:
@@ -81,19 +81,19 @@ def leave_idle(model: Any) -> None:
 
 
 def compressors_of(model: Any) -> list[Any]:
-    """Return the compressors that are at work on a model, the first one first."""
+    """Return the compressors attached to a model, in order."""
     return list(vars(model)[_STATE].compressors) if _STATE in vars(model) else []
 
 
 def _take_training(model: Any, takes: bool) -> None:
-    """Have Keras tell a model's call whether it is one of training."""
+    """Make Keras pass the ``training`` argument to a model's call."""
     model._call_has_training_arg = takes
     model._call_has_context_arg = {**model._call_has_context_arg, "training": takes}
 
 
 @cache
 def shadow_model(base: Any) -> type:
-    """Return the subclass of a model's class that a model under compression has."""
+    """Return the subclass of a model's class for a model under compression."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         state, training = state_of(self), kwargs.get("training")
@@ -152,15 +152,15 @@ def shadow_model(base: Any) -> type:
     compute_loss.__signature__ = inspect.signature(base.compute_loss)  # type: ignore[attr-defined]
     members |= {"call": call, "fit": fit, "train_on_batch": train_on_batch}
     members["compute_loss"] = compute_loss
-    # What is trained includes what is learned, which ``weights`` hides.
+    # The trained variables include the learned ones, which ``weights`` hides.
     members["trainable_weights"] = property(lambda self: self.trainable_variables)
     return subclass_like(base, members)
 
 
 def with_distances(model: Any, trains: bool, compute: Callable[[], Any]) -> Any:
-    """Return the loss of a model with what its distillers add to it in training.
+    """Return the loss of a model plus the terms of its distillers in training.
 
-    Without a loss of its own, the distance to the teacher is all there is: no labels are needed.
+    Without a loss of its own, the distance to the teacher is the whole loss, and no labels are needed.
     """
     distillers = [x for x in state_of(model).compressors if x.kind == "distiller"]
     distances = [x.loss() for x in distillers if trains and x.has_run]
@@ -173,21 +173,21 @@ def with_distances(model: Any, trains: bool, compute: Callable[[], Any]) -> Any:
 
 
 def _check_outermost(model: Any) -> None:
-    """Refuse to train a model inside another one that does not know what is learned in it."""
+    """Raise if a model with learned variables is trained inside another one that does not know them."""
     outer = outermost()
     if outer is None or outer is model or "_lilliput_base" in type(outer).__dict__:
         return
     if learned_in(model):
         raise UnsupportedModelError(
-            f"the model {model.name!r} learns scales, and {outer.name!r} is trained, which has it inside; "
-            "make the quantizer for that one (op_names choose layers of a model inside it: 'inner/*')."
+            f"the model {model.name!r} learns scales, but {outer.name!r}, which contains it, is trained; "
+            "create the quantizer for the outer model (op_names select layers of an inner model: 'inner/*')."
         )
 
 
 def _followed(model: Any, run: Callable[[], Any]) -> Any:
-    """Do some training whose steps are counted elsewhere than at the optimizer.
+    """Run training whose steps are counted elsewhere than in the optimizer.
 
-    The optimizer is marked, not this thread: several devices train in threads of their own.
+    The optimizer is marked, not this thread: with several devices, each trains in its own thread.
     """
     marked = [x for x in _chain(getattr(model, "optimizer", None)) if _FOLLOWED not in vars(x)]
     for optimizer in marked:
@@ -215,25 +215,25 @@ _FOLLOWED = "_lilliput_followed"
 
 
 def tasks_of(optimizer: Any) -> list[Callable[[], None]]:
-    """Return what is to be done after each step of an optimizer."""
+    """Return the tasks to run after each step of an optimizer."""
     return [task for part in _chain(optimizer) for task in vars(part).get(_TASKS, ())]
 
 
 def _chain(optimizer: Any) -> Iterator[Any]:
-    """Yield an optimizer and those in it: scaling of losses, in mixed precision, wraps the user's."""
+    """Yield an optimizer and its inner ones: loss scaling, in mixed precision, wraps the user's."""
     while optimizer is not None:
         yield optimizer
         optimizer = getattr(optimizer, "inner_optimizer", None)
 
 
 def followers_of(model: Any) -> list[keras.callbacks.Callback]:
-    """Return a callback that does what is due after each step of a model's optimizer."""
+    """Return a callback that runs the tasks after each step of a model's optimizer."""
     tasks = tasks_of(getattr(model, "optimizer", None))
     return [StepFollower(tasks)] if tasks else []
 
 
 class OptimizerTask:
-    """Something to do after each step of an optimizer."""
+    """A task to run after each step of an optimizer."""
 
     def __init__(self, optimizer: Any, task: Callable[[], None]) -> None:
         self.optimizer, self.task = optimizer, task
@@ -244,7 +244,7 @@ class OptimizerTask:
         held.append(task)
 
     def remove(self) -> None:
-        """Stop doing it."""
+        """Stop running it."""
         held = vars(self.optimizer).get(_TASKS, [])
         if self.task in held:
             held.remove(self.task)
@@ -254,9 +254,9 @@ class OptimizerTask:
 
 
 def _watch(optimizer: Any) -> None:
-    """Do the tasks after each ``apply`` that is computed at once, in a loop of the user's own.
+    """Run the tasks after each eager ``apply``, in a custom training loop.
 
-    In ``fit`` a callback does them, since there ``apply`` is a part of a graph.
+    In ``fit`` a callback runs them, since there ``apply`` is part of a graph.
     """
     plain = optimizer.apply
 
@@ -267,7 +267,7 @@ def _watch(optimizer: Any) -> None:
         if is_tracing():
             log.warning(
                 "an optimizer that a compressor follows runs inside a compiled function, where its steps "
-                "cannot be seen: call the compressor's step() after each of them."
+                "cannot be observed: call the compressor's step() after each of them."
             )
             return result
         for task in tasks_of(optimizer):
@@ -283,10 +283,10 @@ class StepFollower(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, tasks: list[Callable[[], None]]) -> None:
         super().__init__()
         self.tasks = tasks
-        self.done = 0  # steps before those that come at a time, where these are several
+        self.done = 0  # steps before the current batch, where a batch may be several steps
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Record how many steps the optimizer has made before; a pruner may have set them to 0."""
+        """Record the number of optimizer steps so far; a pruner may have reset it to 0."""
         if self.model.steps_per_execution > 1:
             self.done = self._iterations()
 
@@ -305,15 +305,15 @@ class StepFollower(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class CompressionCallback(StepFollower):
-    """Follow ``model.fit`` on behalf of a compressor: its epochs, and its steps.
+    """Follow the epochs and steps of ``model.fit`` for a compressor.
 
-    Give it to ``fit``, in ``callbacks``. A compressor that was given the model's optimizer follows the
+    Pass it to ``fit`` in ``callbacks``. A compressor with the model's optimizer follows the
     steps by itself; this adds the epochs.
 
     Parameters
     ----------
     compressor : Compressor
-        A pruner or quantizer of the model that is trained.
+        A pruner or quantizer of the trained model.
 
     Examples
     --------
@@ -334,22 +334,22 @@ class CompressionCallback(StepFollower):
         self.compressor = compressor
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Refuse to follow what is not compressed, or another model than that of the compressor."""
+        """Raise if the compressor is not attached, or if another model is trained."""
         super().on_train_begin(logs)
         if not self.compressor.is_wrapped:
             raise StageError(
-                f"fit was given the callback of {type(self.compressor).__name__} before compress(), or "
+                f"fit was called with the callback of {type(self.compressor).__name__} before compress(), or "
                 "after strip(): there is nothing to follow."
             )
         if self.model is not self.compressor.bound_model:
             raise StageError(
-                f"this callback is that of {type(self.compressor).__name__} for the model "
-                f"{self.compressor.bound_model.name!r}, fit trains {self.model.name!r}; make the "
-                "compressor for that one (op_names choose the layers of a model inside it: 'inner/*')."
+                f"this callback belongs to {type(self.compressor).__name__} for the model "
+                f"{self.compressor.bound_model.name!r}, but fit trains {self.model.name!r}; create the "
+                "compressor for that model (op_names select layers of an inner model: 'inner/*')."
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Tell the compressor the epoch."""
+        """Pass the epoch to the compressor."""
         is_followed = bool(self.compressor._step_handles) and bool(followers_of(self.model))
         self.tasks = [] if is_followed else [self.compressor._on_step]
         self.compressor.update_epoch(epoch)

@@ -1,8 +1,8 @@
-"""Norms of a masked Keras model take their statistics over kept channels only.
+"""Norms of a masked Keras model compute their statistics over kept channels only.
 
-A mean over channels that are masked but still there is not the mean that the shrunk model will take.
-So a norm weighs its inputs by what is kept, zero or one, in variables that change with the masks: what
-is compiled stays as it is.
+A mean that includes masked channels is not the mean that the shrunk model will compute. So a norm
+weights its inputs by zero or one, in variables that are updated with the masks, without
+recompilation.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from lilliput.graph.dead import find_dead
 from lilliput.graph.labels import Flags
 from lilliput.graph.norms import Norm, find_norms
 
-Kept = Mapping[int, Flags]  # by dimension of what goes in
+Kept = Mapping[int, Flags]  # by dimension of the input
 _numbers = count()
 
 
 def can_narrow(layer: Any) -> bool:
-    """Whether a layer is a norm that can leave out channels."""
+    """Whether a layer is a norm that can exclude channels."""
     kind = unshadowed(type(layer))
     if kind is keras.layers.LayerNormalization:
         return not layer.rms_scaling
@@ -39,7 +39,7 @@ def can_narrow(layer: Any) -> bool:
 
 
 class Narrow:
-    """What stays along the dimensions of what goes into a norm, as variables of ones and zeros."""
+    """The kept indices along the dimensions of a norm's input, as variables of ones and zeros."""
 
     def __init__(self, kept: Kept, model: Any) -> None:
         with strategy_of(model):
@@ -55,7 +55,7 @@ class Narrow:
             }
 
     def write(self, kept: Kept) -> None:
-        """Put other flags in."""
+        """Write other flags."""
         for dim, flags in kept.items():
             self.variables[dim].assign(flags.astype("float32"))
 
@@ -64,7 +64,7 @@ class Narrow:
         return {dim: to_array(variable) != 0 for dim, variable in self.variables.items()}
 
     def call(self, layer: Any, inputs: Any) -> Any:
-        """Return what the layer gives for kept channels, and zeros for the others."""
+        """Return the layer's output for kept channels, and zeros for the others."""
         dtype = keras.backend.result_type(inputs.dtype, "float32")
         x = ops.cast(inputs, dtype)
         weight = ops.ones((1,) * len(x.shape), dtype)
@@ -112,13 +112,13 @@ def _in_groups(layer: Any, x: Any, weight: Any) -> Any:
 
 
 def _mean(x: Any, weights: Any, axes: list[int]) -> Any:
-    """Return the mean over axes of what has weight."""
+    """Return the weighted mean over axes."""
     total = ops.sum(x * weights, axis=axes, keepdims=True)
     return total / ops.sum(weights, axis=axes, keepdims=True)
 
 
 def set_narrow(layer: Any, kept: Kept | None, model: Any) -> None:
-    """Make a norm see these channels only; all of them again if there are none to say."""
+    """Restrict a norm to these channels; an empty mapping means all of them."""
     sidecar = sidecar_of(layer)
     held = None if sidecar is None else sidecar.narrow
     if held is not None and kept is not None and held.variables.keys() == kept.keys():
@@ -139,13 +139,13 @@ def set_narrow(layer: Any, kept: Kept | None, model: Any) -> None:
 
 
 def narrow_of(layer: Any) -> dict[int, Flags]:
-    """Return which channels a norm sees, by dimension; nothing if it sees all."""
+    """Return the channels that a norm uses, by dimension; empty if it uses all."""
     sidecar = sidecar_of(layer)
     return {} if sidecar is None or sidecar.narrow is None else sidecar.narrow.kept()
 
 
 def narrow_to_masks(pruner: Any) -> None:
-    """Let each norm of a pruner's model see the channels that masks keep, and no others."""
+    """Restrict each norm of a pruner's model to the channels that masks keep."""
     groups = pruner.layout.groups
     analysis = getattr(groups, "analysis", None)
     if analysis is None or not analysis.walk.statistics:
@@ -162,14 +162,14 @@ def narrow_to_masks(pruner: Any) -> None:
 
 
 def kept_of(analysis: Analysis, norm: Norm, removed: Flags) -> dict[int, Flags]:
-    """Return what stays along each dimension of a norm's input that could lose something."""
+    """Return the kept indices along each dimension of a norm's input that can be pruned."""
     source = norm.source
     dims = [d for d, axis in enumerate(source.axes) if analysis.walk.axes.tidy(axis)]
     return {d: analysis.kept(source, d, removed) for d in dims}
 
 
 def unseen_by_norms(analysis: Analysis, kept: Mapping[str, Kept]) -> Flags:
-    """Return the classes that norms leave out, given what each of them sees, or never see."""
+    """Return the classes that norms exclude or never see, given the channels of each norm."""
     walk = analysis.walk
     seen: Flags = np.zeros(walk.labels.count, bool)
     for norm in find_norms(analysis):

@@ -1,6 +1,6 @@
-"""The tensor vocabulary of :mod:`lilliput.ops.namespace`, for Keras on TensorFlow and JAX.
+"""The tensor functions of :mod:`lilliput.ops.namespace`, for Keras on TensorFlow and JAX.
 
-Tensors of Keras on torch are torch tensors, and have the vocabulary of torch.
+Keras tensors on torch are torch tensors, and use the functions of torch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Tensor = Any
 
 
 def _on_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Read variables among the arguments first: not every function of Keras does."""
+    """Convert variables among the arguments to tensors, which some Keras functions require."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(*(tensor_of(x) if _is_variable(x) else x for x in args), **kwargs)
@@ -92,7 +92,7 @@ def shape(tensor: Tensor) -> tuple[int, ...]:
 
 
 def concat(tensors: Sequence[Tensor]) -> Tensor:
-    """Join flat tensors end to end."""
+    """Concatenate flat tensors."""
     return ops.concatenate(list(tensors))
 
 
@@ -119,7 +119,7 @@ def repeat(tensor: Tensor, count: int, axis: int) -> Tensor:
 
 
 def sample_size(tensor: Tensor) -> Any:
-    """Return the number of entries for each entry of the first axis, a tensor if a graph leaves it open."""
+    """Return the number of entries per entry of the first axis; a tensor if unknown in a graph."""
     sizes = ops.shape(tensor)[1:]
     if builtins.all(isinstance(n, int) for n in sizes):
         return math.prod(sizes)
@@ -127,9 +127,9 @@ def sample_size(tensor: Tensor) -> Any:
 
 
 def cond(flag: Tensor, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
-    """Return what one of two functions returns, lists of tensors alike; only that one is computed.
+    """Return the result of one of two functions, which return lists of equal structure; only one is computed.
 
-    Several devices that exchange something have to come to the same functions: there, both are computed.
+    Devices that communicate must run the same functions: with several devices, both are computed.
     """
     if replicas() == 1:
         return ops.cond(flag, yes, no)
@@ -137,7 +137,7 @@ def cond(flag: Tensor, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
 
 
 def is_certain(flag: Tensor) -> bool:
-    """Whether a flag is true; while a graph is traced, where it has no value yet, it is believed."""
+    """Whether a flag is true; assumed while a graph is traced, where it has no value yet."""
     try:
         return bool(flag)
     except TypeError:
@@ -147,7 +147,7 @@ def is_certain(flag: Tensor) -> bool:
 def assign(target: keras.Variable, value: Tensor) -> None:
     """Overwrite a variable with a copy of a value.
 
-    Keras on JAX would hold the very tensor, and a step of training then gives its memory away.
+    Keras on JAX would store the tensor itself, whose memory a training step then donates.
     """
     is_shared = keras.backend.backend() == "jax"
     target.assign(ops.copy(tensor_of(value)) if is_shared else value)
@@ -159,9 +159,9 @@ def take_first(tensor: Tensor, count: int, axis: int) -> Tensor:
 
 
 def range_of(tensor: Tensor, axis: int | None) -> tuple[Tensor, Tensor]:
-    """Return the smallest and the largest value, of all or of each slice along an axis.
+    """Return the smallest and the largest value, of the tensor or of each slice along an axis.
 
-    Where several devices train together, those of a whole tensor are means over the devices.
+    With several devices, those of a whole tensor are means over the devices.
     """
     others = None
     if axis is not None:
@@ -173,36 +173,36 @@ def range_of(tensor: Tensor, axis: int | None) -> tuple[Tensor, Tensor]:
 
 
 def mean_abs(tensor: Tensor) -> Tensor:
-    """Return the mean magnitude; where several devices train together, the mean over the devices."""
+    """Return the mean magnitude; with several devices, the mean over the devices."""
     return mean_over_replicas(ops.mean(ops.abs(tensor)))
 
 
 def min_over(tensor: Tensor, axis: int) -> Tensor:
-    """Return the smallest entries along an axis, which goes away."""
+    """Return the smallest entries along an axis, which is dropped."""
     return ops.min(tensor, axis=axis)
 
 
 def mean_over(tensor: Tensor, axis: int) -> Tensor:
-    """Return the mean along an axis, which goes away."""
+    """Return the mean along an axis, which is dropped."""
     return ops.mean(tensor, axis=axis)
 
 
 def max_over(tensor: Tensor, axis: int) -> Tensor:
-    """Return the largest entries along an axis, which goes away."""
+    """Return the largest entries along an axis, which is dropped."""
     return ops.max(tensor, axis=axis)
 
 
 def histogram(
     tensor: Tensor, bins: int, low: float, high: float, every: int = 1
 ) -> NDArray[np.float64]:
-    """Return how many of every n-th entries fall into each of equal bins from ``low`` to ``high``."""
+    """Return how many of every n-th entry fall into each of equal bins from ``low`` to ``high``."""
     # Computed in float64: in float32 the edges of the bins may coincide.
     values = to_numpy(tensor).reshape(-1)[::every]
     return np.histogram(values, bins, (low, high))[0].astype(np.float64)
 
 
 def log_softmax(tensor: Tensor, axis: int) -> Tensor:
-    """Return the logarithms of the shares that a softmax gives to the entries along an axis."""
+    """Return the logarithms of the softmax along an axis."""
     return ops.log_softmax(tensor, axis=axis)
 
 
@@ -215,22 +215,22 @@ def pad_last(tensor: Tensor, count: int, axis: int) -> Tensor:
 
 
 def positive(scale: Tensor) -> Tensor:
-    """Return scales with those that are zero replaced by the smallest one whose reciprocal exists."""
+    """Return scales with zeros replaced by the smallest one whose reciprocal is finite."""
     return ops.maximum(scale, float(np.finfo(np.float32).tiny))
 
 
 def sum(tensor: Tensor, axis: int | tuple[int, ...]) -> Tensor:
-    """Add up along axes, which go away."""
+    """Sum over axes, which are dropped."""
     return ops.sum(tensor, axis=axis)
 
 
 def count_nonzero(tensor: Tensor) -> int:
-    """Return the number of entries that are not zero, as a Python integer."""
+    """Return the number of nonzero entries, as a Python integer."""
     return int(np.count_nonzero(ops.convert_to_numpy(tensor)))
 
 
 def first_true(flags: Tensor, count: int) -> Tensor:
-    """Return flat flags with only the first ``count`` true ones left."""
+    """Return flat flags with only the first ``count`` true ones set."""
     array = ops.convert_to_numpy(flags)
     kept = np.zeros_like(array)
     kept[np.flatnonzero(array)[:count]] = True
@@ -238,14 +238,14 @@ def first_true(flags: Tensor, count: int) -> Tensor:
 
 
 def pairwise_distances(rows: Tensor) -> Tensor:
-    """Return the Euclidean distance of each row to each other one."""
+    """Return the Euclidean distances between all rows."""
     wide = to_numpy(rows)
     distances = np.stack([np.sqrt(np.square(wide - row).sum(axis=1)) for row in wide])
     return ops.convert_to_tensor(distances.astype(np.float32))
 
 
 def products(rows: Tensor) -> Tensor:
-    """Return the inner product of each row with each other one."""
+    """Return the inner products of all rows."""
     return ops.matmul(rows, ops.transpose(rows))
 
 
@@ -256,7 +256,7 @@ def to_numpy(tensor: Tensor) -> NDArray[np.float64]:
 
 
 def from_numpy(array: NDArray[Any], like: Tensor) -> Tensor:
-    """Return an array as a tensor of the dtype of another one."""
+    """Return an array as a tensor with the dtype of another one."""
     return ops.convert_to_tensor(array, dtype=keras.backend.standardize_dtype(like.dtype))
 
 
@@ -266,14 +266,14 @@ def to_float(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def uniform_like(tensor: Tensor) -> Tensor:
-    """Refuse: random numbers inside a graph need a state that belongs to the model."""
+    """Raise: random numbers inside a graph need state that belongs to the model."""
     raise UnsupportedModelError(
-        "this algorithm draws random numbers in each step, which it does on torch models only."
+        "this algorithm draws random numbers in each step, which is supported on torch models only."
     )
 
 
 def widen(tensor: Tensor) -> Tensor:
-    """Cast half precision to float32, and leave the rest as it is."""
+    """Cast half precision to float32; return other types unchanged."""
     is_half = keras.backend.standardize_dtype(tensor.dtype) in ("float16", "bfloat16")
     return ops.cast(tensor, "float32") if is_half else tensor_of(tensor)
 

@@ -1,7 +1,7 @@
-"""A penalty on weights: a regularizer of the variable, a part of the loss as Keras computes it.
+"""A penalty on weights as a regularizer of the variable, which Keras adds to the loss.
 
-``fit`` and ``train_on_batch`` add it, with the scaling of losses and the sharing among devices that Keras
-has for its own regularizers; a loop of the user's own adds ``sum(model.losses)``.
+``fit`` and ``train_on_batch`` add it, with the same loss scaling and distribution as Keras's own
+regularizers; a custom training loop adds ``sum(model.losses)``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from keras import ops
 
 
 class Penalty:
-    """``scale * sum |w|``, on top of the regularizer that a variable has already."""
+    """``scale * sum |w|``, added to the regularizer of a variable."""
 
     def __init__(self, scale: float, plain: Any) -> None:
         self.scale, self.plain = scale, plain
@@ -25,7 +25,7 @@ class Penalty:
 
 
 def set_penalty(variables: Sequence[Any], scale: float) -> bool:
-    """Penalize variables from now on, 0 to end it; return whether anything has changed."""
+    """Penalize variables from now on, 0 to stop; return whether anything has changed."""
     changed = False
     for variable in variables:
         held = variable.regularizer

@@ -1,4 +1,4 @@
-"""A Keras model in neutral words: the ops of :mod:`lilliput.graph.ir`, layer by layer."""
+"""A Keras model as neutral ops of :mod:`lilliput.graph.ir`, layer by layer."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from lilliput.graph.ir import Graph, Op, Tensor, flatten
 
 log = logging.getLogger("lilliput")
 
-# What a layer may raise that is called in a way that its lowering did not expect.
+# Raised for layers that are called in a way that their lowering does not expect.
 _FAILURES = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, eq=False)
 class Read:
-    """What a graph was read from.
+    """The sources of a graph.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class Read:
     tensors : Tensors
         Its variables.
     values : dict
-        The tensors of the graph, by the number that a value has in the calls.
+        The tensors of the graph, by the number of the value in the calls.
     """
 
     model: Any
@@ -72,7 +72,7 @@ def graph_of(model: Any, example_inputs: Any = None) -> Graph:
 
 
 def _write(writer: Writer) -> Any:
-    """Write one call of a layer or operation; return what it makes."""
+    """Translate one call of a layer or operation; return its results."""
     lowering = find_lowering(writer.layer)
     if lowering is None:
         return _give_up(writer, "no rule for it")
@@ -82,11 +82,11 @@ def _write(writer: Writer) -> Any:
         return _give_up(writer, str(error))
     except _FAILURES as error:
         log.debug("speedup: %s: %r", kind_of(writer.layer), error)
-        return _give_up(writer, "called in a way that is not known")
+        return _give_up(writer, "called in an unknown way")
 
 
 def _give_up(writer: Writer, why: str) -> Any:
-    """Write a layer as an op of which nothing is known; all that it reads stays."""
+    """Translate a layer to an unknown op; all that it reads is pinned."""
     layers = writer.layer._flatten_layers() if isinstance(writer.layer, keras.Layer) else ()
     held = [writer.parameter(name, x) for x in layers for name, _ in variables_of(x)]
     shapes = [writer.shape(k) for k in range(len(writer.node.outputs))]
@@ -94,7 +94,7 @@ def _give_up(writer: Writer, why: str) -> Any:
 
 
 def _tie_calls(writer: Writer) -> None:
-    """Let what is built once, and called several times, get the same channels each time."""
+    """Give a layer that is called several times the same channels in each call."""
     values, calls = writer.values, writer.calls
     first: dict[int, Any] = {}
     for call in calls.calls:
@@ -102,7 +102,7 @@ def _tie_calls(writer: Writer) -> None:
         pairs = zip(known.inputs, call.inputs, strict=True)
         _tie(writer, [(values[a], values[b]) for a, b in pairs], call)
     for node in calls.nodes:
-        if kind_of(node.operation) == "Reshape":  # its target is written in the layer
+        if kind_of(node.operation) == "Reshape":  # its target is fixed in the layer
             known = first.setdefault(id(node.operation), node)
             _tie(writer, [(values[known.outputs[0]], values[node.outputs[0]])], node)
 

@@ -1,4 +1,4 @@
-"""The batch norms of a Keras model, and what they are given; see ``recovery/recalibrate.py``."""
+"""The batch norms of a Keras model and their inputs; see ``recovery/recalibrate.py``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lilliput.frameworks.keras.running import no_grad
 from lilliput.frameworks.keras.scopes import has_value, sync
 from lilliput.frameworks.keras.variables import to_array
 
-NAMES_MAY_DIFFER = True  # Keras counts on in the names of a second model
+NAMES_MAY_DIFFER = True  # Keras numbers the names of a second model
 
 
 def norms_of(model: Any) -> dict[str, Any]:
@@ -43,18 +43,18 @@ def statistics(norm: Any) -> tuple[Any, Any]:
 
 
 def write(norm: Any, mean: Any, variance: Any) -> None:
-    """Give a norm other statistics."""
+    """Set the statistics of a norm."""
     norm.moving_mean.assign(mean)
     norm.moving_variance.assign(variance)
 
 
 def epsilon(norm: Any) -> float:
-    """Return what a norm adds to the variance."""
+    """Return the epsilon that a norm adds to the variance."""
     return float(norm.epsilon)
 
 
 def over_processes(total: Any, squares: Any, count: int) -> tuple[Any, Any, int]:
-    """Return the sums: there is one process."""
+    """Return the sums: there is a single process."""
     return total, squares, count
 
 
@@ -62,7 +62,7 @@ def over_processes(total: Any, squares: Any, count: int) -> tuple[Any, Any, int]
 def watching(
     watched: Sequence[tuple[str, Any, Callable[[Any], None]]], models: Sequence[Any]
 ) -> Iterator[None]:
-    """Show norms' inputs, one row per channel, to functions."""
+    """Pass norms' inputs, one row per channel, to functions."""
     hooks = [_hook(norm, path, see) for path, norm, see in watched]
     try:
         with no_grad():
@@ -73,7 +73,7 @@ def watching(
 
 
 def _hook(norm: Any, path: str, see: Callable[[Any], None]) -> Any:
-    """Show a norm's inputs to a function, and return the handle to remove it by."""
+    """Pass a norm's inputs to a function, and return the handle to remove it."""
 
     def show(args: Any, kwargs: dict[str, Any]) -> None:
         given = inspect.signature(norm.call).bind(*args, **kwargs).arguments
@@ -83,11 +83,11 @@ def _hook(norm: Any, path: str, see: Callable[[Any], None]) -> Any:
 
 
 def _rows(norm: Any, path: str, inputs: Any, mask: Any) -> Any:
-    """Return the values of each channel that count."""
+    """Return the unmasked values of each channel."""
     if not has_value(inputs):
         raise UnsupportedModelError(
-            f"recalibrate(): layer {path!r} runs inside a compiled function or a loop, where what it is "
-            "given cannot be seen; let forward call model(inputs, training=False). Batch norms in "
+            f"recalibrate(): layer {path!r} runs inside a compiled function or a loop, where its inputs "
+            "cannot be observed; let forward call model(inputs, training=False). Batch norms in "
             "recurrent cells and TimeDistributed cannot be recalibrated."
         )
     values = np.moveaxis(to_array(inputs).astype("float64"), norm.axis, 0)

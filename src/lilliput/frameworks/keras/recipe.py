@@ -15,13 +15,13 @@ from lilliput.frameworks.keras.files import dump_tensors
 from lilliput.frameworks.keras.scopes import sync
 from lilliput.frameworks.looping import Epoch, Functions
 
-_OURS = "lilliput_"  # variables of wrappers: compressors keep them in their own states
+_OURS = "lilliput_"  # variables of wrappers, which are part of the compressors' states
 
 
 class KerasLoop:
     """How Keras trains and writes; see :class:`~lilliput.frameworks.looping.Loop`.
 
-    A model comes compiled from its factory, or the recipe has a ``loss``. What was compiled is carried
+    The factory compiles the model, or the recipe has a ``loss``. Compile settings are carried
     over to shrunk models, with a new optimizer of the same settings for each step.
     """
 
@@ -32,13 +32,13 @@ class KerasLoop:
         keras.utils.set_random_seed(number)
 
     def threads(self) -> None:
-        """Return None: the backends do not let it be changed once they run."""
+        """Return None: the backends do not allow changing it once they run."""
 
     def set_threads(self, count: int | None) -> None:
         """Do nothing."""
 
     def tensors(self, model: Any) -> dict[str, Any]:
-        """Return all variables, those of random layers included."""
+        """Return all variables, including those of random layers."""
         sync(model)
         return {name: variable.value for name, variable in _variables(model).items()}
 
@@ -57,7 +57,7 @@ class KerasLoop:
     # -- training ------------------------------------------------------------------------------------
 
     def check_training(self, functions: Functions) -> str:
-        """Return an empty text: whether the model is compiled is seen when it trains."""
+        """Return an empty string: whether the model is compiled is checked when it trains."""
         return ""
 
     def start_training(
@@ -84,7 +84,7 @@ class KerasLoop:
         return optimizer
 
     def start_recovery(self, model: Any) -> Any:
-        """Compile the model with Adam and no loss of its own: that is the distiller's."""
+        """Compile the model with Adam and without a loss, which the distiller adds."""
         optimizer = keras.optimizers.Adam()
         _compile(model, optimizer, None, model)
         optimizer.build(model.trainable_variables)
@@ -95,7 +95,7 @@ class KerasLoop:
         optimizer.learning_rate = rate
 
     def stop_training(self, compressors: list[Any]) -> None:
-        """Make compressors forget their optimizer."""
+        """Remove the optimizer from compressors."""
         for compressor in compressors:
             compressor.optimizer = None
 
@@ -111,7 +111,7 @@ class KerasLoop:
             variable.assign(value)
 
     def train(self, epoch: Epoch) -> None:
-        """Train one epoch, by the user's function or by ``fit``; a distiller has its part in the loss."""
+        """Train one epoch, by the user's function or by ``fit``; a distiller adds to the loss."""
         model, functions, distiller = epoch.model, epoch.functions, epoch.distiller
         if epoch.current is not None:
             epoch.current.update_epoch(epoch.number + epoch.current._first_epoch)
@@ -136,10 +136,10 @@ class KerasLoop:
         return model(inputs, training=False)
 
     def evaluation_mode(self, model: Any) -> None:
-        """Do nothing: Keras models are told at each call."""
+        """Do nothing: Keras models get the mode in each call."""
 
     def training_of(self, model: Any) -> Callable[[Any], None]:
-        """Return what compiles a model as this one is now, which shrinking makes it forget."""
+        """Return a function that compiles a model like this one, because shrinking discards that."""
         loss = getattr(model, "loss", None)
         if loss is None:
             return lambda shrunk: None
@@ -170,18 +170,18 @@ class KerasLoop:
 
 
 def _variables(model: Any) -> dict[str, Any]:
-    """Return the variables of a model by number, for names may repeat; not those of compressors."""
+    """Return the variables of a model by number, since names may repeat, without those of compressors."""
     own = [v for v in model.variables if not v.name.startswith(_OURS)]
     return {f"{number} {v.name}": v for number, v in enumerate(own)}
 
 
 def _plain_path(variable: Any, model: Any) -> str:
-    """Return the path of a variable inside its model, whose own name may be numbered by Keras."""
+    """Return the path of a variable inside its model, without the model's name, which Keras may number."""
     return str(variable.path).removeprefix(f"{model.name}/")
 
 
 def _new_optimizer(model: Any) -> Any:
-    """Return an optimizer with the settings of the compiled one, and no memory."""
+    """Return a new optimizer with the settings of the compiled one."""
     held = getattr(model, "optimizer", None)
     if held is None:
         return keras.optimizers.SGD(0.01, momentum=0.9)
@@ -194,7 +194,7 @@ def _compile(model: Any, optimizer: Any, loss: Any, other: Any) -> None:
 
 
 def _settings(model: Any) -> dict[str, Any]:
-    """Return how a model is compiled, other than with which optimizer and loss."""
+    """Return the compile settings of a model except optimizer and loss."""
     jit = model.jit_compile if getattr(model, "compiled", False) else "auto"
     return {"jit_compile": jit, "run_eagerly": model.run_eagerly}
 
@@ -208,7 +208,7 @@ def _loss(functions: Functions) -> Any:
 
 
 class _Batches(keras.utils.PyDataset):  # type: ignore[misc]
-    """A list of batches: ``fit`` takes a plain list for arrays."""
+    """A list of batches, because ``fit`` treats a plain list as arrays."""
 
     def __init__(self, batches: list[Any]) -> None:
         super().__init__()
@@ -222,7 +222,7 @@ class _Batches(keras.utils.PyDataset):  # type: ignore[misc]
 
 
 def _as_dataset(batches: Any) -> Any:
-    """Return batches as something that ``fit`` takes; data sets of the frameworks stay as they are."""
+    """Return batches in a form that ``fit`` accepts; framework datasets are returned unchanged."""
     kind = type(batches)
     is_known = isinstance(batches, keras.utils.PyDataset) or kind.__name__.endswith("Dataset")
     if is_known or kind.__module__.startswith(("tensorflow", "torch", "grain")):
@@ -231,7 +231,7 @@ def _as_dataset(batches: Any) -> Any:
 
 
 def _parts(batch: Any) -> Any:
-    """Return a batch as ``fit`` takes it: without targets that are None."""
+    """Return a batch as ``fit`` takes it, without targets that are None."""
     if not isinstance(batch, (tuple, list)):
         return batch
     return tuple(batch[:1]) if all(part is None for part in batch[1:]) else tuple(batch)

@@ -1,4 +1,4 @@
-"""Shrunk Keras models as named tensors, and a model of the original class shrunk again by a plan."""
+"""Save shrunk Keras models as named tensors, and shrink a model of the original class by a plan."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lilliput.graph.removal import removal_of
 
 
 def saved_tensors(model: Any) -> dict[str, Any]:
-    """Return the variables of a plain model by name, those of random layers included."""
+    """Return the variables of a plain model by name, including those of random layers."""
     if compressors_of(model):
         raise StateError(
             "a compressor is attached to the shrunk model; call its strip() before saving."
@@ -49,7 +49,7 @@ def zeros_like(shape: list[int], dtype: str) -> Any:
 
 
 def as_arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return example inputs as the one argument that a model of layers has."""
+    """Return example inputs as a single argument."""
     if isinstance(example_inputs, tuple):
         example_inputs = example_inputs[0] if len(example_inputs) == 1 else list(example_inputs)
     return (example_inputs,), {}
@@ -74,7 +74,7 @@ def replay(model: Any, plan: Plan, source: Shapes, tensors: Any, inputs: Any, fo
     check_cuts(plan, source, folder)
     if plan.attributes or plan.graphs:
         raise StateError(
-            f"{folder}: the plan does not fit this model: it was made for a torch module."
+            f"{folder}: the plan does not fit this model: it was created for a torch module."
         )
     try:
         new = _rebuild(model, plan, inputs)
@@ -94,7 +94,7 @@ def replay(model: Any, plan: Plan, source: Shapes, tensors: Any, inputs: Any, fo
 
 
 def _type_of(array: Any, variable: Any) -> str:
-    """Return the type of a saved array; bfloat16 is saved as float32, of which half the bits are zero."""
+    """Return the type of a saved array; bfloat16 is saved as float32 with 16 zero bits."""
     if str(array.dtype) == "float32" and str(variable.dtype) == "bfloat16":
         is_exact = not (array.view(np.uint32) & 0xFFFF).any()
         return "bfloat16" if is_exact else "float32"
@@ -102,10 +102,10 @@ def _type_of(array: Any, variable: Any) -> str:
 
 
 def _new_names(saved: Shapes, here: Shapes) -> dict[str, str]:
-    """Return today's names of saved variables: Keras numbers layers without a name, ``dense_1``, anew.
+    """Return the current names of saved variables: Keras numbers unnamed layers differently each time.
 
-    The order of variables is that of the code which made the model, so they are taken in this order if
-    attributes and shapes all agree.
+    Variables are matched in order, which depends on the code that created the model, if all
+    attributes and shapes agree.
     """
     pairs = list(zip(saved.items(), here.items(), strict=False))
     is_same = len(saved) == len(here) and all(
@@ -120,7 +120,7 @@ def _rebuild(model: Any, plan: Plan, inputs: Any) -> Any:
     removed = removal_of(analysis, plan.cuts)
     cuts = find_cuts(analysis, removed)
     if _as_data(cuts) != _as_data(plan.cuts):
-        raise StateError("its cuts are not those of whole channels")
+        raise StateError("its cuts do not remove whole channels")
     tensors: Tensors = analysis.graph.source.tensors
     return Builder(analysis, removed, cuts).build(tensors.arrays({}))
 

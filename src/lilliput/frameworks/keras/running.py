@@ -1,4 +1,4 @@
-"""Run a Keras model on batches as data loaders give them."""
+"""Run a Keras model on batches of data loaders."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run_with_gradients(
     loss: Callable[[Any, Any], Any],
     task: Callable[[], None],
 ) -> None:
-    """Call a task for each batch when the gradients of its loss are there; the model is left as it was."""
+    """Call a task for each batch once the gradients of its loss are computed; the model is not changed."""
     before = Snapshot(model)
     variables = model.trainable_variables
     try:
@@ -47,13 +47,13 @@ def run_with_gradients(
 
 
 def gradients_in(model: Any) -> dict[int, Any]:
-    """Return the gradients of the batch that is being run, by the id of the variable."""
+    """Return the gradients of the current batch, by the id of the variable."""
     found: dict[int, Any] = vars(model).get(_GRADIENTS, {})
     return found
 
 
 def _gradients(model: Any, loss: Callable[..., Any], batch: Any, variables: list[Any]) -> Any:
-    """Return the gradient of a loss with respect to each variable, None if there is none."""
+    """Return the gradient of a loss with respect to each variable, or None."""
 
     def compute(values: Sequence[Any]) -> Any:
         if keras.backend.backend() != "jax":  # the variables themselves
@@ -65,7 +65,7 @@ def _gradients(model: Any, loss: Callable[..., Any], batch: Any, variables: list
 
 
 def derive(compute: Callable[[Sequence[Any]], Any], values: Sequence[Any]) -> Sequence[Any]:
-    """Return the gradient of a number with respect to each tensor that it is computed from.
+    """Return the gradient of a number with respect to each tensor.
 
     None for a tensor that it does not depend on; on JAX, zeros.
     """
@@ -88,17 +88,17 @@ def derive(compute: Callable[[Sequence[Any]], Any], values: Sequence[Any]) -> Se
 
 
 def call(model: Any, batch: Any) -> Any:
-    """Call a model with a batch: a tensor, ``(inputs, targets)`` or what it takes as inputs."""
+    """Call a model with a batch: a tensor, ``(inputs, targets)`` or its inputs."""
     return model(inputs_of(batch), training=False)
 
 
 def inputs_of(batch: Any) -> Any:
-    """Return the inputs of a batch, in the way of ``fit``: the first part of a tuple."""
+    """Return the inputs of a batch as ``fit`` does: the first part of a tuple."""
     return batch[0] if isinstance(batch, tuple) and not isinstance(batch, Mapping) else batch
 
 
 class Snapshot:
-    """The values of all variables of a model, to go back to."""
+    """The values of all variables of a model, to restore later."""
 
     def __init__(self, model: Any) -> None:
         sync(model)
@@ -106,17 +106,17 @@ class Snapshot:
         self._values = [(variable, to_array(variable)) for variable in model.variables]
 
     def restore(self) -> None:
-        """Put the values back."""
+        """Restore the values."""
         sync(self._model)
         for variable, value in self._values:
             variable.assign(value)
 
     def restore_modes(self) -> None:
-        """Do nothing: a call says itself whether it is one of training."""
+        """Do nothing: each call specifies whether it is training."""
 
 
 def no_grad() -> AbstractContextManager[Any]:
-    """A context in which no gradient is recorded; TensorFlow and JAX record none unless asked."""
+    """A context in which no gradient is recorded; TensorFlow and JAX record none by default."""
     if keras.backend.backend() != "torch":
         return nullcontext()
     context: AbstractContextManager[Any] = sys.modules["torch"].no_grad()

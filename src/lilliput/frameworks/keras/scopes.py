@@ -1,4 +1,4 @@
-"""What Keras knows of the call that is going on. All of its private parts that we need are here."""
+"""The state of the current Keras call. All private parts of Keras that we need are here."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _published = threading.local()
 
 
 def is_tracing() -> bool:
-    """Whether this code runs to build a graph, and not to compute."""
+    """Whether a graph is being traced."""
     if _in_stateless_scope():
         return True
     tensorflow = sys.modules.get("tensorflow")
@@ -42,23 +42,23 @@ def is_tracing() -> bool:
 
 
 def has_value(tensor: Any) -> bool:
-    """Whether a tensor is computed already: not in a compiled function, nor in a loop of JAX."""
+    """Whether a tensor has a value: not in a compiled function, nor in a loop of JAX."""
     return not is_tracing() and not type(tensor).__name__.endswith("Tracer")
 
 
 def is_calling() -> bool:
-    """Whether the call of a layer or a model is going on."""
+    """Whether a layer or a model is being called."""
     return _global_state.get_global_attribute("current_call_ctx") is not None
 
 
 def outermost() -> Any:
-    """Return the layer or model whose call is going on, with all the others in it; None if there is none."""
+    """Return the outermost layer or model that is being called, or None."""
     context = _global_state.get_global_attribute("current_call_ctx")
     return None if context is None else context.entry_layer
 
 
 def is_training() -> bool:
-    """Whether the call that is going on is one of training."""
+    """Whether the current call is in training mode."""
     stack = getattr(_published, "stack", None)
     if stack:
         return bool(stack[-1])
@@ -68,9 +68,9 @@ def is_training() -> bool:
 
 @contextmanager
 def publish(training: Any) -> Iterator[None]:
-    """Tell the layers inside a model's call whether it is one of training.
+    """Pass the training mode to the layers inside a model's call.
 
-    Keras itself tells only layers that ask for it, and on JAX none that a model calls directly.
+    Keras itself passes it only to layers with that argument, and on JAX to none that a model calls directly.
     """
     if training is None:
         yield
@@ -85,7 +85,7 @@ def publish(training: Any) -> Iterator[None]:
 
 @contextmanager
 def full_precision() -> Iterator[Any]:
-    """Read variables as they are; gives the dtype that mixed precision would cast them to, or None."""
+    """Read variables without casting; yields the dtype of mixed precision, or None."""
     scope = _backend.get_autocast_scope()
     if scope is None or scope.dtype is None:
         yield None
@@ -95,7 +95,7 @@ def full_precision() -> Iterator[Any]:
 
 
 def sync(model: Any) -> None:
-    """Bring variables up to date: while ``fit`` runs on JAX, their values are kept elsewhere."""
+    """Update variables, whose values are stored elsewhere while ``fit`` runs on JAX."""
     if hasattr(model, "jax_state_sync") and not is_tracing():
         model.jax_state_sync()
 
@@ -104,20 +104,20 @@ def sync(model: Any) -> None:
 
 
 def strategy_of(model: Any) -> AbstractContextManager[Any]:
-    """Return the scope to make variables of a model in: each device then gets its own copy."""
+    """Return the scope for creating variables of a model, in which each device gets its own copy."""
     strategy = getattr(model, "_distribute_strategy", None)
     scope: AbstractContextManager[Any] = nullcontext() if strategy is None else strategy.scope()
     return scope
 
 
 def replicas() -> int:
-    """Return on how many devices the call that is going on runs at the same time."""
+    """Return the number of devices that run the current call at the same time."""
     context = _replica_context()
     return 1 if context is None else int(context.num_replicas_in_sync)
 
 
 def mean_over_replicas(tensor: Any) -> Any:
-    """Return the mean of what a tensor is on each device, so that all of them go on alike."""
+    """Return the mean of a tensor over all devices, so that they stay equal."""
     context = _replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return tensor

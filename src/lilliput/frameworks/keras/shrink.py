@@ -1,4 +1,4 @@
-"""Shrink a masked Keras model, and prove that the result is the same function."""
+"""Shrink a masked Keras model, and verify that the result is the same function."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ RUNS_AT_ONCE = False
 def shrink(model: Any, example_inputs: Any, options: Options) -> Shrunk:
     """Cut masked channels out of a model; see :func:`lilliput.speedup.shrink.speedup`.
 
-    A smaller model is built of new layers with the same names. To change the given model in place, it
-    takes over all that the new one is made of.
+    A smaller model is built from new layers with the same names. To change the given model in place,
+    everything of the new one is moved into it.
     """
     if options.optimizer is not None:
         raise ConfigError(
@@ -101,7 +101,7 @@ def zeros_of(model: Any) -> Zeros:
 
 
 def _check_model(model: Any) -> None:
-    """Raise if a model cannot be shrunk as it is."""
+    """Raise if a model cannot be shrunk in its current form."""
     if not isinstance(model, keras.Model):
         raise UnsupportedModelError(
             f"model: received {type(model).__name__}, expected a keras.Model."
@@ -134,7 +134,7 @@ def _is_watched(model: Any) -> bool:
 
 
 class _Work:
-    """One shrinking: what was found, and the model it was found in."""
+    """One shrinking: the model and its analysis."""
 
     def __init__(self, model: Any, example_inputs: Any, masks: Masks | None) -> None:
         self.model, self.notes = model, list[str]()
@@ -143,11 +143,11 @@ class _Work:
         self.read = self.analysis.graph.source
         tensors = self.read.tensors
         self.masks = tensors.masks() if masks is None else read_masks(masks, tensors)
-        # What the norms of the masked model see, where it is not everything.
+        # The channels that norms of the masked model use, if not all.
         layers = layers_by_path(model)
         norms = {norm.path for norm in find_norms(self.analysis)} if masks is None else ()
         self.kept = {path: found for path in norms if (found := narrow_of(layers[path]))}
-        # Whether the model itself computes with these masks, and nothing counts its calls.
+        # Whether the model itself uses these masks, and nothing counts its calls.
         self.is_live = masks is None and not _is_watched(model)
         self.inputs = make_inputs(model, example_inputs)
         if self.groups.unreached:
@@ -157,7 +157,7 @@ class _Work:
             )
 
     def extend(self) -> None:
-        """Complete the masks of channels whose filters are masked."""
+        """Extend the masks of channels whose filters are masked."""
         dead = find_dead(self.groups, self._zeros(), only_outputs=True)
         flags = balance(self.analysis, self.groups.flags(one_left(dead)))
         before = answers(self._full(self._arrays()), self.inputs)
@@ -183,8 +183,8 @@ class _Work:
         if rigid:
             removed[_touched(self.analysis, rigid)] = False
             self.notes.append(
-                f"the channels in {', '.join(sorted(rigid))} stay: it is a subclassed model, which cannot be "
-                "rebuilt with other sizes"
+                f"the channels in {', '.join(sorted(rigid))} are kept: it is a subclassed model, which "
+                "cannot be rebuilt with other sizes"
             )
         removed &= unseen_by_norms(self.analysis, self.kept)
         removed = balance(self.analysis, removed)
@@ -203,7 +203,7 @@ class _Work:
         return zeros_in(self.masks, self.read.tensors)
 
     def _note_left(self) -> None:
-        """Say that zeros which are not cut out are no longer held."""
+        """Add a note that zeros which are not cut out are no longer enforced."""
         left = []
         for name, mask in self.masks.items():
             kept = cut_array(mask, (cut for cut in self.cuts if cut.tensor == name))
@@ -215,7 +215,7 @@ class _Work:
             )
 
     def shrink(self, removed: Flags) -> tuple[Any, float]:
-        """Return the new model and its error, once it has passed the check."""
+        """Return the new model and its error, after verifying it."""
         arrays = self._arrays()
         error, tolerance = self._compare(removed, arrays)
         _check(error, tolerance)
@@ -228,19 +228,19 @@ class _Work:
         return shrunk, error
 
     def _compare(self, removed: Flags, arrays: dict[int, Array]) -> tuple[float, float]:
-        """Return the error of copies in double precision if possible, and what it may be."""
+        """Return the error of copies, in double precision if possible, and its tolerance."""
         try:
             with double_precision():
                 error = self._error(removed, arrays, "float64")
             return error, 1e-5 if self._has_casts() else 1e-10
-        except Exception as failure:  # it insists on its own precision
+        except Exception as failure:  # it requires its own precision
             if isinstance(failure, LilliputError) and not isinstance(failure, KernelError):
                 raise
             log.debug("speedup: no double precision: %r", failure)
             return self._error(removed, arrays, "float32"), 1e-5
 
     def _error(self, removed: Flags, arrays: dict[int, Array], dtype: str) -> float:
-        """Compare with the weights as they are, and with others: a head of zeros would hide anything."""
+        """Compare with the current weights, and with others: a head of zeros would hide any error."""
         tensors = self.read.tensors
         masks = {id(tensors.variables[name]): self._mask(name) for name in sorted(tensors.trained)}
         full = Builder(self.analysis, self._nothing(), (), dtype)
@@ -252,17 +252,17 @@ class _Work:
         return error
 
     def _has_casts(self) -> bool:
-        """Whether some part of the model may compute in a precision of its own."""
+        """Whether a part of the model may compute in its own precision."""
         backend = keras.backend.backend()
-        if backend == "torch":  # there Keras multiplies matrices in single precision
+        if backend == "torch":  # Keras multiplies matrices in single precision there
             return True
         kinds = {kind_of(node.operation) for node in self.read.calls.nodes}
         if backend == "jax" and kinds & {"LayerNormalization", "GroupNormalization"}:
-            return True  # there Keras takes these in single precision
+            return True  # Keras uses single precision for these
         return "Cast" in kinds or bool(self.analysis.walk.unknown)
 
     def _mask(self, name: str) -> Flags:
-        """Return where a variable may have other values than zero: neither masked nor cut away."""
+        """Return where a variable may be nonzero: neither masked nor cut."""
         shape = tuple(self.read.tensors.variables[name].shape)
         mask = self.masks.get(name, np.ones(shape, bool))
         for cut in (x for x in self.cuts if x.tensor == name):
@@ -274,11 +274,11 @@ class _Work:
         return found
 
     def _full(self, arrays: dict[int, Array]) -> Any:
-        """Return a plain copy of the model, all its channels in place."""
+        """Return a plain copy of the model with all its channels."""
         return self._with_norms(Builder(self.analysis, self._nothing(), ()), arrays)
 
     def _with_norms(self, builder: Builder, arrays: dict[int, Array]) -> Any:
-        """Build a copy whose norms see what those of the masked model see."""
+        """Build a copy whose norms use the same channels as those of the masked model."""
         model, layers = builder.build(arrays), layers_by_path(self.model)
         for path, kept in self.kept.items():
             set_narrow(builder.made[id(layers[path])][1], kept, model)
@@ -289,7 +289,7 @@ class _Work:
 
 
 def _touched(analysis: Analysis, paths: set[str]) -> Indices:
-    """Return the classes of everything that nodes inside these nested models read and make."""
+    """Return the classes of everything that nodes inside these nested models read and produce."""
     walk, read = analysis.walk, analysis.graph.source
     found: list[Value] = []
     for node in read.calls.nodes:
@@ -305,6 +305,6 @@ def _touched(analysis: Analysis, paths: set[str]) -> Indices:
 def _check(error: float, tolerance: float) -> None:
     if not error <= tolerance:
         raise UnsupportedModelError(
-            f"the shrunk model does not give the outputs of the masked one: they differ by {error:.1e} "
+            f"the shrunk model does not reproduce the outputs of the masked one: they differ by {error:.1e} "
             f"of the largest, at most {tolerance:.0e} is expected. The model is unchanged."
         )

@@ -1,4 +1,4 @@
-"""Sizes that a Keras model leaves open, filled in from example inputs."""
+"""Fill unknown sizes of a Keras model from example inputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger("lilliput")
 
 
 def with_sizes(graph: Graph, example_inputs: Any) -> Graph:
-    """Return the graph with the shapes that example inputs lead to, where the model leaves some open."""
+    """Return the graph with unknown shapes filled in from example inputs."""
     is_open = any(None in shape[1:] for shape in graph.shapes.values())
     arrays = [x for x in tree.flatten(example_inputs) if hasattr(x, "shape")]
     if not is_open or len(arrays) != len(graph.inputs):

@@ -1,7 +1,7 @@
-"""What the layers of a Keras model hold and multiply: read and watched, never changed.
+"""Weights and multiplications of the layers of a Keras model, read and observed without changes.
 
-Multiplications are counted from the shapes that each layer is called with, by the formula of its kind:
-Keras has no counter. Per-layer times are not taken, since a compiled model has no layers.
+Multiplications are counted from the shapes that each layer is called with, by the formula of its kind,
+because Keras has no counter. Per-layer times are not measured, since a compiled model has no layers.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Shape = tuple[int, ...]
 
 
 def name_of(owner: Any) -> str:
-    """Return what a layer is called; a cell goes by the name of its recurrent layer."""
+    """Return the name of a layer; a cell has the name of its recurrent layer."""
     path: str = owner.path
     return path.rpartition("/")[0] if _is_cell(owner.module) and "/" in path else path
 
 
 def type_of(owner: Any, kind: str) -> str:
-    """Return what kind of layer it is; a cell is one of its recurrent layer's kind."""
+    """Return the kind of a layer; a cell has that of its recurrent layer."""
     return kind.removesuffix("Cell") if name_of(owner) != owner.path else kind
 
 
@@ -43,7 +43,7 @@ def paths(model: Any) -> list[str]:
 
 
 def value(layer: Any, name: str) -> Array:
-    """Return a variable as the layer computes with it."""
+    """Return a variable as the layer uses it."""
     sidecar, variable = sidecar_of(layer), raw(layer, name)
     if sidecar is None or name not in sidecar.chains:
         array: Array = to_array(variable)
@@ -56,7 +56,7 @@ def value(layer: Any, name: str) -> Array:
 
 
 def quantizer_of(layer: Any, name: str) -> Any:
-    """Return the wrapper of the quantizer that is in charge of a variable, or None."""
+    """Return the wrapper of the quantizer of a variable, or None."""
     sidecar = sidecar_of(layer)
     chain = sidecar.chains.get(name, ()) if sidecar is not None else ()
     return next((wrapper for wrapper, role in chain if wrapper.order == 1), None)
@@ -64,7 +64,7 @@ def quantizer_of(layer: Any, name: str) -> Any:
 
 @contextmanager
 def evaluating(model: Any) -> Iterator[None]:
-    """Do nothing: a Keras call says itself whether it is one of training."""
+    """Do nothing: each Keras call specifies whether it is training."""
     yield
 
 
@@ -118,13 +118,13 @@ def _size(layer: Any, *names: str) -> int:
 
 
 def _positions(layer: Any, shape: Shape) -> int:
-    """Return at how many places of how many examples a kernel is applied."""
+    """Return the number of positions, over all examples, at which a kernel is applied."""
     channels = 1 if layer.data_format == "channels_first" else len(shape) - 1
     return prod(n for axis, n in enumerate(shape) if axis != channels)
 
 
 def _attention(layer: Any, given: list[Shape]) -> int:
-    """Return the products of queries with keys and of weights with values."""
+    """Return the multiplications of queries with keys and of weights with values."""
     query, keys = given[0], given[1] if len(given) > 1 else given[0]
     queries = prod(query[:-1]) * int(layer._num_heads)
     return attention_macs(queries, prod(keys[1:-1]), layer._key_dim, layer._value_dim)

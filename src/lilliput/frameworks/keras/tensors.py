@@ -43,14 +43,14 @@ class Tensors:
                     self.trained.add(name)
 
     def find(self, layer: Any, attribute: str) -> tuple[str, tuple[int, ...]] | None:
-        """Return name and shape of a variable of a layer, None if it has none of that name."""
+        """Return name and shape of a variable of a layer, or None if it has none of that name."""
         variable = raw(layer, attribute)
         if variable is None or id(variable) not in self.names:
             return None
         return self.names[id(variable)], tuple(variable.shape)
 
     def masks(self) -> dict[str, Flags]:
-        """Return what the pruners of the model keep, by variable; others have no mask."""
+        """Return the kept entries of pruned variables; others have no mask."""
         found: dict[str, Flags] = {}
         for layer in self.layers.values():
             for attribute, variable in variables_of(layer):
@@ -61,7 +61,7 @@ class Tensors:
         return found
 
     def arrays(self, masks: Mapping[str, Flags]) -> dict[int, Array]:
-        """Return the values of all variables, zero where masks say so, by identity."""
+        """Return the values of all variables with masks applied, by identity."""
         found = {id(v): to_array(v) for v in unhidden(self.model)}
         for name, mask in masks.items():
             found[id(self.variables[name])][~mask] = 0
@@ -74,7 +74,7 @@ def shapes_of(tensors: Tensors) -> dict[str, list[int]]:
 
 
 def variables_of(layer: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the variables that a layer holds itself by attribute, but those of a compressor."""
+    """Yield a layer's own variables by attribute, except those of a compressor."""
     hidden = {id(variable) for variable in vars(layer).get("_lilliput_variables", ())}
     seen = set(hidden)
     for key, value in list(vars(layer).items()):
@@ -85,7 +85,7 @@ def variables_of(layer: Any) -> Iterator[tuple[str, Any]]:
 
 
 def unhidden(layer: Any) -> list[Any]:
-    """Return all variables of a layer or model, but those of a compressor."""
+    """Return all variables of a layer or model, except those of a compressor."""
     hidden = {
         id(variable)
         for inner in layer._flatten_layers()

@@ -1,4 +1,4 @@
-"""Raw variables: where a layer holds them, and how their values are read and written."""
+"""Raw variables: where a layer stores them, and how to read and write their values."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ import keras
 import numpy as np
 from keras import ops
 
-OURS = "lilliput_"  # how the names of our variables begin
+OURS = "lilliput_"  # prefix of the names of our variables
 
-# Attributes that belong to another one of the layer, which is the weight.
+# Attributes that belong to another attribute of the layer, which is the weight.
 _BIASES = {"kernel": "bias", "gamma": "beta", "pointwise_kernel": "bias"}
 
 
 def read(variable: Any) -> Any:
-    """Return what algorithms compute with: the variable itself, on torch the tensor in it.
+    """Return what algorithms use: the variable itself, or on torch the tensor in it.
 
-    A tensor of torch can be changed in place, so nothing is lost by it, and it has the vocabulary of
-    torch.
+    A torch tensor can be changed in place, and supports the functions of torch.
     """
     return variable.value if keras.backend.backend() == "torch" else variable
 
 
 def tensor_of(value: Any) -> Any:
-    """Return a value as a tensor; that of a variable is read now, which Keras leaves to TensorFlow."""
+    """Return a value as a tensor; a variable is read now, which Keras leaves to TensorFlow."""
     tensor = value.value if isinstance(value, keras.Variable) else ops.convert_to_tensor(value)
     return tensor.value() if hasattr(tensor, "read_value") else tensor
 
 
 def to_array(value: Any) -> Any:
-    """Return a variable or a tensor as a NumPy array, a copy."""
+    """Return a variable or a tensor as a NumPy array (a copy)."""
     if isinstance(value, keras.Variable):
         value = tensor_of(value)
     if keras.backend.backend() == "torch" and hasattr(value, "detach"):
@@ -40,13 +39,13 @@ def to_array(value: Any) -> Any:
 
 
 def raw(layer: Any, name: str) -> Any:
-    """Return the variable behind an attribute of a layer, None if there is none."""
+    """Return the variable behind an attribute of a layer, or None."""
     held = vars(layer).get(name, vars(layer).get(f"_{name}"))
     return held if isinstance(held, keras.Variable) else None
 
 
 def own_variables(layer: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the variables that a layer trains itself, by attribute, but those of a compressor."""
+    """Yield a layer's own trained variables by attribute, except those of a compressor."""
     hidden = {id(variable) for variable in vars(layer).get("_lilliput_variables", ())}
     trained = {id(v) for v in layer._trainable_variables} - hidden
     seen = set()
@@ -58,18 +57,18 @@ def own_variables(layer: Any) -> Iterator[tuple[str, Any]]:
 
 
 def bias_of(layer: Any, weight: str) -> str | None:
-    """Return the attribute of the bias that goes with a weight, None if there is none."""
+    """Return the attribute of the bias that belongs to a weight, or None."""
     name = _BIASES.get(weight)
     return name if name is not None and raw(layer, name) is not None else None
 
 
 def is_bias(name: str) -> bool:
-    """Whether an attribute is a bias, and not a weight of its own."""
+    """Whether an attribute is a bias instead of a weight."""
     return name in _BIASES.values()
 
 
 def track(layer: Any, variable: Any) -> None:
-    """Make a variable one of a layer that is built, hidden from its files."""
+    """Add a variable to a built layer, hidden from its files."""
     hidden = vars(layer).setdefault("_lilliput_variables", [])
     if any(variable is other for other in hidden):
         return
@@ -91,7 +90,7 @@ def untrack(layer: Any, variable: Any) -> None:
 
 
 def forget_in_torch(model: Any) -> None:
-    """Drop variables of ours that have gone from what Keras, on torch, lists for each layer."""
+    """Remove deleted variables of ours from the lists that Keras on torch keeps for each layer."""
     for layer in (model, *model._flatten_layers(include_self=False)):
         listed = vars(layer).get("_modules", {}).get("_torch_params", {})
         held = {variable.path for variable in layer.variables}

@@ -19,19 +19,19 @@ from lilliput.graph.cuts import Array
 
 _SEED = 20_230
 _BATCH = 2
-# How far rounding alone may take the outputs of a model, in parts of the largest entry.
+# Largest difference of outputs caused by rounding, relative to the largest entry.
 _ROUNDING = {"float64": 1e-8, "float32": 1e-3, "float16": 5e-2, "bfloat16": 1e-1}
 
 
 def rounding_of(model: Any) -> float:
-    """Return by how much outputs may differ, given what the layers of a model compute in."""
+    """Return the tolerance of outputs, given the precision of a model's layers."""
     used = {str(layer.compute_dtype) for layer in model._flatten_layers()}
     return max(_ROUNDING.get(dtype, 0.0) for dtype in (*used, "float64"))
 
 
 @contextmanager
 def double_precision() -> Iterator[None]:
-    """Let the backend compute in double precision; JAX does not unless it is told to."""
+    """Let the backend compute in double precision; JAX must be told to."""
     jax = sys.modules.get("jax") if keras.backend.backend() == "jax" else None
     if jax is None:
         yield
@@ -46,7 +46,7 @@ def make_inputs(model: Any, example_inputs: Any) -> list[Any]:
     if example_inputs is None:
         drawn = [_draw(model, tensor, rng) for tensor in function_of(model).inputs]
         example_inputs = tree.pack_sequence_as(function_of(model).input, drawn)
-    elif isinstance(example_inputs, tuple):  # the arguments of a call; a model of layers has one
+    elif isinstance(example_inputs, tuple):  # the arguments of a call, of which there is one
         example_inputs = example_inputs[0] if len(example_inputs) == 1 else list(example_inputs)
     return [example_inputs, tree.map_structure(lambda x: _vary(x, rng), example_inputs)]
 
@@ -56,7 +56,7 @@ def _draw(model: Any, tensor: Any, rng: np.random.Generator) -> Array:
     if None in shape or "string" in tensor.dtype:
         raise UnsupportedModelError(
             f"input {tensor.name!r} of {tensor.dtype} and shape {tuple(tensor.shape)}: random values "
-            "would not fit; give example_inputs."
+            "would not fit; pass example_inputs."
         )
     if "float" in tensor.dtype:
         return rng.standard_normal(shape).astype("float32")
@@ -66,7 +66,7 @@ def _draw(model: Any, tensor: Any, rng: np.random.Generator) -> Array:
 
 
 def _vary(array: Any, rng: np.random.Generator) -> Any:
-    """Return other numbers in place of floating-point ones, for inputs that show little."""
+    """Return other floating-point numbers, in case the given inputs reveal little."""
     values = to_array(array) if hasattr(array, "shape") else np.asarray(array)
     if not np.issubdtype(values.dtype, np.floating):
         return array
@@ -75,24 +75,24 @@ def _vary(array: Any, rng: np.random.Generator) -> Any:
 
 
 def answers(model: Any, inputs: list[Any]) -> list[Array]:
-    """Return every tensor that a model gives for inputs, in evaluation."""
+    """Return all output tensors of a model for inputs, in evaluation."""
     run = checked_runner(model)
     arrays = [_plain(to_array(x)) for given in inputs for x in tree.flatten(run(given))]
     if not any(np.isfinite(x).any() for x in arrays if np.issubdtype(x.dtype, np.floating)):
         raise UnsupportedModelError(
-            f"{type(model).__name__} gives no finite number for the example inputs, so nothing can be "
+            f"{type(model).__name__} returns no finite number for the example inputs, so nothing can be "
             "checked; pass realistic inputs."
         )
     return arrays
 
 
 def _plain(array: Array) -> Array:
-    """Return an array of a type that NumPy can compute with; bfloat16 is none."""
+    """Return an array of a type that NumPy can compute with, unlike bfloat16."""
     return array.astype("float32") if array.dtype.kind == "V" else array
 
 
 def disturbed(arrays: Mapping[int, Array], masks: Mapping[int, Array]) -> dict[int, Array]:
-    """Return weights with noise on all that stays, so that no zero or one hides what it does."""
+    """Return weights with noise on all kept entries, so that no zero or one hides an error."""
     rng = np.random.default_rng(_SEED)
     found = {}
     for key, array in arrays.items():

@@ -1,4 +1,4 @@
-"""Wrappers: what one compressor knows about one layer. They hold the variables, not the layer."""
+"""Wrappers: the state of one compressor for one layer. They own the variables, not the layer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ModuleWrapper(OwnAttributes):
     name, type : str
         Its path in the model and class name.
     config : dict
-        The rule that took it.
+        The rule that selected it.
     layer_info : LayerInfo
         The same as one object.
     """
@@ -46,7 +46,7 @@ class ModuleWrapper(OwnAttributes):
     order: ClassVar[int] = 0
     trains: ClassVar[bool] = False  # whether its variables are trained with those of the layer
     _variables: dict[str, Any]
-    _starts: dict[str, tuple[Any, float | None]]  # of those that are learned, each with its bound
+    _starts: dict[str, tuple[Any, float | None]]  # of learned variables, with bounds
 
     def __init__(self, layer: LayerInfo, compressor: Any) -> None:
         self.__dict__["_variables"] = {}
@@ -66,25 +66,25 @@ class ModuleWrapper(OwnAttributes):
 
     @property
     def training(self) -> bool:
-        """Whether the call that is going on is one of training."""
+        """Whether the current call is in training mode."""
         return is_training()
 
     @property
     def weight(self) -> Any:
-        """The raw trainable weight: assign to this one to change the layer."""
+        """The raw trainable weight; assign to it to change the layer."""
         name = self.layer_info.weight_name
         sync(self.compressor.bound_model)
         return None if name is None else read(raw(self.module, name))
 
     @property
     def bias(self) -> Any:
-        """The raw trainable bias, None if there is none."""
+        """The raw trainable bias, or None."""
         sync(self.compressor.bound_model)
         found = ((owner.module, owner.bias_name) for owner in self.layer_info.owners)
         return next((read(raw(module, name)) for module, name in found if name), None)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the layer, compressed as it is."""
+        """Run the layer, compressed."""
         return self.module(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -100,11 +100,11 @@ class ModuleWrapper(OwnAttributes):
             super().__delattr__(name)
 
     def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
-        """Return what the layer shall see in place of a raw weight or bias."""
+        """Return the value that the layer uses instead of a raw weight or bias."""
         raise NotImplementedError
 
     def set_attribute(self, name: str, value: Any) -> None:
-        """Set an attribute of this wrapper's own; a tensor becomes a variable, or updates it."""
+        """Set an attribute of this wrapper; a tensor becomes a variable, or updates it."""
         held = self._variables.get(name)
         if held is None and self.is_reserved(name):
             raise AlgorithmError(
@@ -121,11 +121,11 @@ class ModuleWrapper(OwnAttributes):
             self.add_variable(name, value)
 
     def add_variable(self, name: str, value: Any) -> None:
-        """Hold a tensor as a variable; the layer gets to know it while it is compressed."""
+        """Store a tensor as a variable, which belongs to the layer while it is compressed."""
         self._variables[name] = self._new(name, value, self.trains)
 
     def add_parameter(self, name: str, parameter: Parameter) -> None:
-        """Hold a tensor as a variable that optimizers train."""
+        """Store a tensor as a variable that optimizers train."""
         self._variables[name] = variable = self._new(name, parameter.value, trainable=True)
         if needs_start():
             start = self._new(f"{name}_start", np.zeros(variable.shape, _dtype_of(variable)))
@@ -134,15 +134,15 @@ class ModuleWrapper(OwnAttributes):
             variable.constraint = parameter.bound()
 
     def learned(self) -> dict[str, Any]:
-        """Return the variables of this wrapper's own that are trained."""
+        """Return the trained variables of this wrapper."""
         return {name: held for name, held in self._variables.items() if held.trainable}
 
     def put_slots(self) -> None:
-        """Give optimizers what a snapshot knows of their slots; nothing, unless it is kept."""
+        """Write stored optimizer slots, if the snapshot has any."""
 
     def _new(self, name: str, value: Any, trainable: bool = False) -> Any:
         array = to_array(value)
-        title = f"{OURS}{next(_numbers)}_{name}"  # each has a name of its own, also on one layer
+        title = f"{OURS}{next(_numbers)}_{name}"  # unique, even on one layer
         with strategy_of(self.compressor.bound_model):
             variable = keras.Variable(
                 array, dtype=str(array.dtype), trainable=trainable, autocast=False, name=title
@@ -156,7 +156,7 @@ class ModuleWrapper(OwnAttributes):
         return LearnedVariable(held, *self._starts[name]) if name in self._starts else read(held)
 
     def _forget(self, name: str) -> None:
-        """Hold a variable no longer."""
+        """Remove a variable."""
         held, start = self._variables.pop(name), self._starts.pop(name, (None, None))[0]
         for variable in (held, start):
             for owner in self.layer_info.owners if variable is not None else ():
@@ -171,11 +171,11 @@ class ModuleWrapper(OwnAttributes):
         held.assign(ops.cast(value, held.dtype))
 
     def variables(self) -> list[Any]:
-        """Return the variables of this wrapper's own."""
+        """Return the variables of this wrapper."""
         return [*self._variables.values(), *(start for start, _ in self._starts.values())]
 
     def tensors(self) -> dict[str, Any]:
-        """Return the tensors of this wrapper's own."""
+        """Return the tensors of this wrapper."""
         return {name: self._read(name) for name in self._variables}
 
     def snapshot(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -184,7 +184,7 @@ class ModuleWrapper(OwnAttributes):
         return {name: to_array(self._read(name)) for name in self._variables}, self.attributes()
 
     def undo_point(self) -> Callable[[], None]:
-        """Return a function that puts tensors and attributes back as they are now."""
+        """Return a function that restores the current tensors and attributes."""
         held = dict(self._variables)
         values, attributes = ModuleWrapper.snapshot(self)
 
@@ -206,9 +206,9 @@ class ModuleWrapper(OwnAttributes):
 
 
 class LearningWrapper(ModuleWrapper):
-    """A layer for which an algorithm may learn something.
+    """A layer with learned variables.
 
-    Its snapshot has ``optimizer_slots`` as well: what optimizers remember of what is learned, which is not
+    Its snapshot includes ``optimizer_slots`` of the learned variables, which are not
     in the files of the model.
     """
 
@@ -228,7 +228,7 @@ class LearningWrapper(ModuleWrapper):
         self.put_slots()
 
     def put_slots(self) -> None:
-        """Give optimizers the slots of a snapshot that they had no variables for until now."""
+        """Write the slots of a snapshot to optimizers that now have their variables."""
         waiting = self.__dict__.get("_slots_to_come", {})
         for name, variable in self.learned().items():
             if name in waiting and put_slots(self.compressor.bound_model, variable, waiting[name]):
@@ -236,7 +236,7 @@ class LearningWrapper(ModuleWrapper):
 
 
 class PrunerModuleWrapper(LearningWrapper):
-    """A layer under a pruner: ``weight_mask`` and, once an algorithm sets it, ``bias_mask``."""
+    """A layer under a pruner: ``weight_mask`` and, if an algorithm sets it, ``bias_mask``."""
 
     order = 0
     optional_tensors = ("bias_mask", _SLOTS)
@@ -249,12 +249,12 @@ class PrunerModuleWrapper(LearningWrapper):
 
     @property
     def bias_mask(self) -> Any:
-        """The mask of the bias, None if there is none."""
+        """The mask of the bias, or None."""
         held = self._variables.get("bias_mask")
         return None if held is None else read(held)
 
     def find_faults(self, tensors: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, str]:
-        """Return what of a snapshot does not fit, by name; masks hold zeros and ones."""
+        """Return the entries of a snapshot that do not fit, by name; masks contain only zeros and ones."""
         found = super().find_faults(tensors, values)
         return found | find_mask_faults(tensors, self.bias, _is_binary)
 
@@ -264,7 +264,7 @@ class PrunerModuleWrapper(LearningWrapper):
         kept_raw = self.keeps_raw()
         self.set_masks(masks)
         super().restore({k: t for k, t in tensors.items() if k not in masks}, values)
-        if self.keeps_raw() != kept_raw:  # graphs were traced with what it was
+        if self.keeps_raw() != kept_raw:  # graphs were traced with the old value
             retrace(self.compressor.bound_model)
 
     def set_masks(self, masks: Mapping[str, Any]) -> None:
@@ -276,7 +276,7 @@ class PrunerModuleWrapper(LearningWrapper):
             self.write(name, mask)
 
     def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
-        """Multiply a raw weight or bias by its mask, or have the pruner compute the weight."""
+        """Multiply a raw weight or bias by its mask, or let the pruner compute the weight."""
         held = self._variables.get(f"{role}_mask")
         if held is None:
             return value
@@ -285,18 +285,18 @@ class PrunerModuleWrapper(LearningWrapper):
         if self.keeps_raw(role):
             return self.compressor.compute_weight(self, value, mask)
         idle = list(self.learned().values()) if role == "weight" else []
-        # Gradients of zero: Keras warns of variables that have none.
+        # Zero gradients, because Keras warns about variables without one.
         return touch(value * mask, idle) if idle else value * mask
 
 
 class DistillerModuleWrapper(ModuleWrapper):
-    """A layer that a distiller compares with its teacher's; ``projection``, if there is one, is trained."""
+    """A layer that a distiller compares with its teacher's; its ``projection``, if any, is trained."""
 
     optional_tensors = ("projection",)
     trains = True
 
     def add_variable(self, name: str, value: Any) -> None:
-        """Hold a tensor as a variable to train; refuse if the optimizer could not know of it."""
+        """Store a tensor as a variable to train; raise if the optimizer would not know it."""
         optimizer = getattr(self.compressor.bound_model, "optimizer", None)
         if optimizer is not None and optimizer.built:
             raise StageError(
@@ -307,7 +307,7 @@ class DistillerModuleWrapper(ModuleWrapper):
         super().add_variable(name, value)
 
     def hold_variables(self, is_held: bool) -> None:
-        """Make the variables a part of the layer, or take them out again."""
+        """Add the variables to the layer, or remove them."""
         for variable in self.variables():
             (track if is_held else untrack)(self.module, variable)
         self.__dict__["_is_attached"] = is_held
@@ -320,7 +320,7 @@ class QuantizerModuleWrapper(Quantizing, LearningWrapper):
         before = self.__dict__.get(name, self)
         self.__dict__[name] = value
         if self.__dict__.get("_is_attached") and _differs(before, value):
-            # Graphs were traced with the old value: whether a range is known, say.
+            # Graphs were traced with the old value, for example whether a range is known.
             retrace(self.compressor.bound_model)
 
     def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
@@ -337,7 +337,7 @@ class QuantizerModuleWrapper(Quantizing, LearningWrapper):
             return mark(self, quant_type, tensors)
         results: tuple[Tensor, ...] = self.compressor.run(self, quant_type, tensors)
         if not getattr(self, "is_on", True):
-            # Gradients of zero: Keras warns of variables that have none.
+            # Zero gradients, because Keras warns about variables without one.
             idle = [x for name, x in self.learned().items() if name.startswith(quant_type.value)]
             results = (touch(results[0], idle), *results[1:]) if idle else results
         return results

@@ -1,1 +1,1 @@
-"""What the engine asks of a framework, in small parts; ``Backend`` has all of them."""
+"""The framework interface of the engine, in small parts; ``Backend`` combines them."""

@@ -1,4 +1,4 @@
-"""What the engine asks of a framework: other processes, and files."""
+"""The framework interface of the engine: other processes, and files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class PlainFiles:
-    """What ``export_model`` writes, and the input that an ONNX file is traced with."""
+    """The files that ``export_model`` writes, and the input for tracing an ONNX file."""
 
     model_path: Any
     mask_path: Any = None
@@ -20,34 +20,34 @@ class PlainFiles:
 
 
 class Processes(ABC):
-    """Agree with other processes that train the same model."""
+    """Synchronize with other processes that train the same model."""
 
     def processes(self) -> int:
-        """Return how many processes work together."""
+        """Return the number of processes."""
         return 1
 
     @abstractmethod
     def process_index(self) -> int:
-        """Return the number of this process among those that work together, 0 if it is alone."""
+        """Return the index of this process, 0 if it is the only one."""
 
     @abstractmethod
     def sum_over_processes(self, tensor: Any) -> Any:
-        """Return the sum of a tensor over all processes that train together."""
+        """Return the sum of a tensor over all training processes."""
 
     @abstractmethod
     def average(self, tensors: Sequence[Any]) -> bool:
-        """Average tensors in place over all processes that train together; False if this is alone."""
+        """Average tensors in place over all training processes; False if there is only one."""
 
     @abstractmethod
     def reduce(self, array: Any, how: str) -> Any:
-        """Return the 'min', 'max' or 'sum' of a NumPy array over all processes that work together."""
+        """Return the 'min', 'max' or 'sum' of a NumPy array over all processes."""
 
     def watch_join(self, model: Any) -> list[Any]:
-        """Note whether processes may make different numbers of steps; return removable handles."""
+        """Track whether processes may make different numbers of steps; return removable handles."""
         return []
 
     def is_joining(self, model: Any) -> bool:
-        """Whether other processes may have stopped training, so that none can wait for them."""
+        """Whether other processes may have stopped training, so that waiting for them could block."""
         return False
 
 
@@ -56,15 +56,15 @@ class Storing(ABC):
 
     @abstractmethod
     def copy_model(self, model: Any) -> Any:
-        """Return a model of the same names and values that shares nothing with this one."""
+        """Return a copy of a model with the same names and values that shares nothing with it."""
 
     @abstractmethod
     def model_tensors(self, model: Any) -> dict[str, Any]:
-        """Return every tensor of a model by a name that stays the same."""
+        """Return every tensor of a model by a stable name."""
 
     @abstractmethod
     def load_model(self, model: Any, tensors: dict[str, Any]) -> None:
-        """Put tensors of :meth:`model_tensors` back into a model."""
+        """Load tensors of :meth:`model_tensors` into a model."""
 
     @abstractmethod
     def export(self, model: Any, wrappers: Sequence[Any], files: PlainFiles) -> None:
@@ -80,12 +80,12 @@ class Storing(ABC):
 
     @abstractmethod
     def stored_types(self, model: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Return type and shape of every tensor that a file of a plain model's weights holds, by name."""
+        """Return type and shape of every tensor in a file of a plain model's weights, by name."""
 
     @abstractmethod
     def stored(self, model: Any) -> dict[str, tuple[str, Any]]:
-        """Return these tensors, masks and weight rounding applied: type, and bits as unsigned integers."""
+        """Return these tensors, with masks and weight rounding: type, and bits as unsigned integers."""
 
     @abstractmethod
     def load_stored(self, model: Any, tensors: dict[str, tuple[str, Any]]) -> None:
-        """Put such tensors into a plain model; names, types and shapes have been checked."""
+        """Load such tensors into a plain model; names, types and shapes have been validated."""

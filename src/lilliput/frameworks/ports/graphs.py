@@ -1,4 +1,4 @@
-"""What the engine asks of a framework: the model as data, and quantizers in it."""
+"""The framework interface of the engine: the model as data, and quantizers in it."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ class Graphs(ABC):
 
     @abstractmethod
     def needs_example(self, model: Any) -> bool:
-        """Whether :meth:`graph` cannot do without example inputs."""
+        """Whether :meth:`graph` requires example inputs."""
 
     @abstractmethod
     def flow(self, model: Any, example_inputs: Any) -> Flow:
-        """Run a model once, and return how tensors flow through it."""
+        """Run a model once, and return the flow of tensors through it."""
 
     def known_flow(self, model: Any) -> Flow | None:
-        """Return how tensors flow through a model whose graph is known without running it."""
+        """Return the flow of tensors of a model whose graph is known without running it."""
         return None
 
     @abstractmethod
     def flow_of_batch(self, model: Any, batch: Any, forward: Callable[..., Any] | None) -> Flow:
-        """Return how tensors flow for a batch of a data loader."""
+        """Return the flow of tensors for a batch of a data loader."""
 
     @abstractmethod
     def on_call(self, model: Any, task: Callable[[Any, Any], None]) -> Any:
-        """Call ``task(args, kwargs)`` before each forward of a model; return a removable handle."""
+        """Call ``task(args, kwargs)`` before each forward pass of a model; return a removable handle."""
 
 
 class Quantizing(ABC):
-    """Round tensors with the gradient that a rule prescribes, at the places that were chosen."""
+    """Quantize tensors at their placements, with the gradient that a rule defines."""
 
-    # Whether optimizers of the framework keep a parameter above its bound by themselves.
+    # Whether optimizers of the framework enforce the bound of a parameter by themselves.
     keeps_bounds: ClassVar[bool] = False
 
     @abstractmethod
     def tensor(self, value: float, wrapper: Any) -> Any:
-        """Return a number as a float32 tensor where a wrapper's layer is."""
+        """Return a number as a float32 tensor on the device of a wrapper's layer."""
 
     @abstractmethod
     def parameter(self, value: Any, at_least: float | None = None) -> Any:
-        """Return a tensor as one that an optimizer trains, with a bound if :attr:`keeps_bounds`."""
+        """Return a tensor as a trainable parameter, with a bound if :attr:`keeps_bounds`."""
 
     def quantize(
         self,
@@ -63,7 +63,7 @@ class Quantizing(ABC):
         rule: type[QuantGrad] | None,
         quant_type: QuantType,
     ) -> tuple[Any, ...]:
-        """Return what ``function`` makes of the tensors, with the gradient that ``rule`` prescribes."""
+        """Return the result of ``function`` for the tensors, with the gradient that ``rule`` defines."""
         seen = tensors if rule is None else tuple(namespace(x).detach(x) for x in tensors)
         answer = function(*seen)
         results = tuple(answer) if isinstance(answer, (tuple, list)) else (answer,)
@@ -73,23 +73,23 @@ class Quantizing(ABC):
                     f"a quantizer returned {type(result).__name__} for a layer's {quant_type.value}; "
                     "expected a tensor."
                 )
-        if rule is None or len(results) != len(tensors):  # the caller refuses the latter
+        if rule is None or len(results) != len(tensors):  # the caller raises for the latter
             return results
         pairs = zip(tensors, results, strict=True)
         return tuple(self.with_gradient(x, y, rule, quant_type) for x, y in pairs)
 
     @abstractmethod
     def is_computed(self, value: Any) -> bool:
-        """Whether a value is a tensor of the framework, and not an array or a variable."""
+        """Whether a value is a tensor of the framework, not an array or a variable."""
 
     @abstractmethod
     def with_gradient(
         self, tensor: Any, result: Any, rule: type[QuantGrad], quant_type: QuantType
     ) -> Any:
-        """Return the result, with the gradient that ``rule`` has for the tensor it was made from."""
+        """Return the result, with the gradient that ``rule`` defines for its source tensor."""
 
     def value_of(self, tensor: Any) -> Any:
-        """Return what an author's code computes with, where the engine has a variable."""
+        """Return the value of a variable for an author's code."""
         return tensor
 
     @abstractmethod
@@ -98,25 +98,25 @@ class Quantizing(ABC):
 
     @abstractmethod
     def add_remote_quantizer(self, model: Any, path: str, wrapper: Any, role: str) -> Any:
-        """Quantize what a module returns on behalf of a layer; return a removable handle."""
+        """Quantize the output of a module for another layer; return a removable handle."""
 
     @abstractmethod
     def link_norm(self, model: Any, wrapper: Any) -> None:
-        """Let a wrapper, and each copy of it, know the batch norm that ``wrapper.norm`` names."""
+        """Give a wrapper, and each copy of it, access to the batch norm named by ``wrapper.norm``."""
 
     @abstractmethod
     def norm_factor(self, wrapper: Any) -> Any:
-        """Return by what that batch norm multiplies each channel, by its running statistics."""
+        """Return the factor of that batch norm for each channel, from its running statistics."""
 
     @abstractmethod
     def freeze_norms(self, model: Any, paths: Iterable[str]) -> list[Any]:
         """Make batch norms use their running statistics in training; return removable handles."""
 
     def thaw_norms(self, model: Any) -> None:  # noqa: B027
-        """Follow up on the handles of :meth:`freeze_norms` having been removed."""
+        """Update the model after the handles of :meth:`freeze_norms` were removed."""
 
     @abstractmethod
     def refinement(
         self, quantizer: Any, batches: Sequence[Any], forward: Callable[..., Any] | None
     ) -> Any:
-        """Return what changes the parameters under a quantizer so that less is lost by it."""
+        """Return an object that adapts the parameters of a quantized model to reduce its error."""

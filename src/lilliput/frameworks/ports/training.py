@@ -1,4 +1,4 @@
-"""What the engine asks of a framework: training, running, and learning from a teacher."""
+"""The framework interface of the engine: training, running, and learning from a teacher."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from lilliput.frameworks.features import Run
 
 
 class Training(ABC):
-    """Follow the training of a model, and have its optimizer train more."""
+    """Follow the training of a model, and add parameters to its optimizer."""
 
     name: ClassVar[str]
 
-    # Whether hooks on an optimizer see every step; not where training is compiled as a whole.
+    # Whether optimizer hooks see every step; not if training is compiled as a whole.
     sees_every_step: ClassVar[bool] = True
 
-    # Whether activations and gradients can be looked at while the model trains; not in compiled training.
+    # Whether activations and gradients can be observed in training; not if it is compiled.
     shows_training: ClassVar[bool] = True
 
     @abstractmethod
     def on_forward(self, wrapper: Any, collector: Callable[..., Any]) -> list[Any]:
-        """Call ``collector(wrapper, input_, output)`` after each forward; return removable handles."""
+        """Call ``collector(wrapper, input_, output)`` after each forward pass; return removable handles."""
 
     @abstractmethod
     def after_step(self, optimizer: Any, task: Callable[[], None]) -> Any:
@@ -33,30 +33,30 @@ class Training(ABC):
 
     @abstractmethod
     def before_step(self, optimizer: Any, task: Callable[[], None]) -> Any:
-        """Call ``task()`` when the gradients of an optimizer step are there; return a removable handle."""
+        """Call ``task()`` when the gradients of an optimizer step are complete; return a removable handle."""
 
     def callback(self, compressor: Any) -> Any:
-        """Return what a training loop of the framework's own calls on behalf of a compressor."""
+        """Return a callback for the framework's own training loop."""
         raise StageError(
-            f"callback() is for Keras models; with {self.name}, give the compressor the optimizer, or "
+            f"callback() is for Keras models; with {self.name}, pass the optimizer to the compressor, or "
             "call step() and update_epoch() yourself."
         )
 
     @abstractmethod
     def check_optimizer(self, optimizer: Any, wrappers: Sequence[Any]) -> None:
-        """Raise if the optimizer cannot be hooked or does not hold the weights."""
+        """Raise if the optimizer cannot be hooked or does not train the weights."""
 
     @abstractmethod
     def add_to_optimizer(self, optimizer: Any, wrappers: Sequence[Any]) -> list[Any]:
-        """Let the optimizer train the wrappers' own parameters; return removable handles."""
+        """Add the wrappers' own parameters to the optimizer; return removable handles."""
 
     @abstractmethod
     def restart_optimizer(self, model: Any, optimizer: Any) -> None:
-        """Let an optimizer, or that of the model, forget what it remembers of earlier steps."""
+        """Reset an optimizer, or that of the model, to its initial state."""
 
     @abstractmethod
     def gradient(self, wrapper: Any, optimizer: Any = None) -> Any:
-        """Return the gradient of a wrapper's raw weight in full, None if there is none.
+        """Return the full gradient of a wrapper's raw weight, or None.
 
         Without the loss scale that the optimizer has yet to divide by.
         """
@@ -65,36 +65,36 @@ class Training(ABC):
     def add_penalty(
         self, wrapper: Any, names: Sequence[str], penalty: Callable[..., Any], optimizer: Any
     ) -> None:
-        """Add ``penalty(*values)`` to the loss: of a raw ``"weight"``, or of parameters that are learned.
+        """Add ``penalty(*values)`` to the loss: of a raw ``"weight"``, or of learned parameters.
 
-        Before each step where gradients are shown, once and for all where they are not.
+        Called before each step where gradients are accessible, and once otherwise.
         """
 
     def show_gradients(self, wrappers: Sequence[Any], is_shown: bool) -> None:
-        """Let pruned weights get the gradients that they would have, until they are masked again."""
-        raise NotImplementedError(f"{self.name} shows no gradients of weights.")
+        """Let pruned weights receive their full gradients, until they are masked again."""
+        raise NotImplementedError(f"{self.name} does not expose gradients of weights.")
 
     @abstractmethod
     def pull_to_zero(self, wrappers: Sequence[Any], scale: float, optimizer: Any = None) -> None:
         """Add the subgradient of ``scale * |w|`` to the gradients of the raw weights."""
 
     def add_noise(self, wrappers: Sequence[Any]) -> list[Any]:
-        """Add, in training, the noise of weights to what layers return; return removable handles.
+        """Add weight noise to the outputs of layers in training; return removable handles.
 
         A wrapper's ``log_variance`` is the logarithm of the variance of each weight.
         """
-        raise NotImplementedError(f"{self.name} has no noise on weights.")
+        raise NotImplementedError(f"{self.name} does not support noise on weights.")
 
     def penalize(self, wrappers: Sequence[Any], scale: float) -> None:  # noqa: B027
-        """Add ``scale * |w|`` to the loss, 0 to end it; for frameworks without :meth:`pull_to_zero`."""
+        """Add ``scale * |w|`` to the loss, 0 to stop; for frameworks without :meth:`pull_to_zero`."""
 
     @abstractmethod
     def is_training(self, model: Any) -> bool:
-        """Whether the forward that is going on is one of training."""
+        """Whether the current forward pass is in training mode."""
 
 
 class Running(ABC):
-    """Run a model on data, and know how it is running."""
+    """Run a model on data, and report how it is running."""
 
     name: ClassVar[str]
 
@@ -106,7 +106,7 @@ class Running(ABC):
         forward: Callable[..., Any] | None,
         task: Callable[[], None] | None = None,
     ) -> None:
-        """Run batches through a model in eval mode; with a task, ``forward`` is a loss to derive."""
+        """Run batches through a model in eval mode; with a task, ``forward`` is a loss to differentiate."""
 
     @abstractmethod
     def feeder(self, example_inputs: Any) -> Callable[..., Any]:
@@ -114,50 +114,50 @@ class Running(ABC):
 
     @abstractmethod
     def remember(self, model: Any) -> Any:
-        """Return every value and mode of a model; ``restore()`` and ``restore_modes()`` go back."""
+        """Record all values and modes of a model; ``restore()`` and ``restore_modes()`` restore them."""
 
     def on_gradient(self, tensor: Any, task: Callable[[Any], None]) -> None:
         """Call ``task(gradient)`` when the gradient of a tensor is computed."""
-        raise NotImplementedError(f"{self.name} shows no gradients of activations.")
+        raise NotImplementedError(f"{self.name} does not expose gradients of activations.")
 
     def probe(self, outputs: Any) -> Any:
-        """Return a number whose gradient shows, on average, how much outputs depend on a tensor."""
-        raise NotImplementedError(f"{self.name} shows no gradients of activations.")
+        """Return a number whose gradient measures, on average, how much outputs depend on a tensor."""
+        raise NotImplementedError(f"{self.name} does not expose gradients of activations.")
 
     def sampled_loss(self, outputs: Any, seed: int) -> Any:
-        """Return the loss of classes that are drawn as a model expects them, None if it has no classes."""
-        raise NotImplementedError(f"{self.name} shows no gradients of activations.")
+        """Return the loss of classes sampled from a model's own predictions; None if it has no classes."""
+        raise NotImplementedError(f"{self.name} does not expose gradients of activations.")
 
     def watch_effects(self, layer: LayerInfo, task: Callable[..., None]) -> list[Any]:
         """Call ``task(input, its gradient through this layer alone, output, its gradient)`` in backward."""
-        raise NotImplementedError(f"{self.name} shows no gradients of activations.")
+        raise NotImplementedError(f"{self.name} does not expose gradients of activations.")
 
     def response(self, layer: LayerInfo, change: Any, inputs: Any) -> Any:
-        """Return by how much what a layer returns moves when its weight is changed by this."""
-        raise NotImplementedError(f"{self.name} runs no layer with another weight.")
+        """Return how much a layer's output changes when its weight is changed by ``change``."""
+        raise NotImplementedError(f"{self.name} cannot run a layer with another weight.")
 
     def is_activated(self, layer: LayerInfo) -> bool:
-        """Whether what a layer returns has gone through an activation function of its own."""
+        """Whether a layer applies an activation function of its own to its output."""
         return False
 
     def is_tracing(self) -> bool:
-        """Whether this code runs to build a graph, so that tensors have no values."""
+        """Whether a graph is being traced, so that tensors have no values."""
         return False
 
     def is_recomputing(self) -> bool:
-        """Whether this forward repeats an earlier one within backward (activation checkpointing)."""
+        """Whether this forward pass repeats an earlier one within backward (activation checkpointing)."""
         return False
 
     def when_recomputing(self, like: Any) -> Any:
-        """Return a tensor that says so as compiled code runs, None where :meth:`is_recomputing` does."""
+        """Return a tensor flag for the same in compiled code; None where :meth:`is_recomputing` works."""
         return None
 
     def may_be_recomputed(self) -> bool:
-        """Whether this forward may be repeated within backward."""
+        """Whether this forward pass may be repeated within backward."""
         return False
 
     def from_array(self, array: Any) -> Any:
-        """Return a NumPy array as what models are called with."""
+        """Return a NumPy array as a model input."""
         return array
 
     @abstractmethod
@@ -178,43 +178,43 @@ class Teaching(ABC):
 
     @abstractmethod
     def frozen_copy(self, model: Any) -> Any:
-        """Return a copy to learn from, or raise where the model is no longer what it was."""
+        """Return a frozen copy of the model, or raise if it has already been changed."""
 
     @abstractmethod
     def move_like(self, teacher: Any, model: Any) -> None:
-        """Bring a teacher to the device of a model."""
+        """Move a teacher to the device of a model."""
 
     @abstractmethod
     def record(self, model: Any, wrappers: Sequence[Any], task: Callable[[Run], None]) -> list[Any]:
-        """Call ``task(run)`` after each forward that can be trained by; return removable handles."""
+        """Call ``task(run)`` after each forward pass with gradients; return removable handles."""
 
     @abstractmethod
     def outputs_of(
         self, model: Any, names: Sequence[str], run: Run, forward: Any = None
     ) -> dict[str, list[Any]]:
-        """Call a model as in a run, but in evaluation mode without gradients; return what layers returned.
+        """Call a model as in a run, but in evaluation mode without gradients; return the outputs of layers.
 
-        ``forward(model)`` takes the place of that call.
+        ``forward(model)`` replaces that call.
         """
 
     @abstractmethod
     def as_arguments(self, example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return example inputs as what a model is called with."""
+        """Return example inputs as the arguments of a model."""
 
     @abstractmethod
     def learned(self, array: Any, like: Any) -> Any:
-        """Return a NumPy array as a tensor that an optimizer trains, where another tensor is."""
+        """Return a NumPy array as a trainable tensor on the device of another tensor."""
 
     @abstractmethod
     def channel_axis(self, rank: int) -> int:
-        """Return where a tensor of that many axes has its channels, by the framework's custom."""
+        """Return the channel axis of a tensor with that many axes, by the framework's convention."""
 
     @abstractmethod
     def are_shares(self, tensor: Any, axis: int) -> bool:
         """Whether values are known to be probabilities, which add up to 1 along an axis."""
 
     def ends_in_softmax(self, module: Any) -> bool:
-        """Whether what a layer returns is known, before it runs, to come from a softmax."""
+        """Whether the output of a layer is known, before it runs, to come from a softmax."""
         return False
 
     def average_gradients(self, parameters: Sequence[Any]) -> list[Any]:
@@ -225,4 +225,4 @@ class Teaching(ABC):
         """Raise if the inputs of a run have been written to since."""
 
     def check_trainable(self, tensor: Any, name: str) -> None:  # noqa: B027
-        """Raise if no gradient goes through what a layer returned."""
+        """Raise if no gradient flows through the output of a layer."""

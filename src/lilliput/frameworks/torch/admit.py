@@ -1,4 +1,4 @@
-"""Which layers cannot be compressed exactly: found out before anything is changed."""
+"""Find layers that cannot be compressed exactly, before anything is changed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lilliput.frameworks.torch.weights import is_parametrized, is_sharded, peek
 
 
 def check_layer(layer: LayerInfo, holds_masks: bool) -> None:
-    """Raise if a layer cannot be wrapped; ``holds_masks`` if its weights will have to hold zeros."""
+    """Raise if a layer cannot be wrapped; ``holds_masks`` if its weights must be able to store zeros."""
     for owner in layer.owners:
         child = owner.module._modules.get(SIDECAR)
         if child is not None and not isinstance(child, Sidecar):
@@ -35,7 +35,7 @@ def check_layer(layer: LayerInfo, holds_masks: bool) -> None:
 
 
 def check_plain_weight(layer: LayerInfo) -> None:
-    """Raise if a weight is computed already, so that no value can be written into it."""
+    """Raise if a weight is already computed, so that no value can be written into it."""
     if layer.weight_name is not None and is_parametrized(layer.module, layer.weight_name):
         _refuse(
             layer,
@@ -57,7 +57,7 @@ def _check_weight(layer: LayerInfo, name: str, holds_masks: bool) -> None:
         _refuse(layer, "has an expanded weight, whose entries share memory; clone() it")
     if holds_masks and is_parametrized(layer.module, name):
         trial = torch.arange(weight.numel(), device=weight.device).reshape(weight.shape) % 2
-        trial[0] = 0  # a whole row of zeros is what norms divide by
+        trial[0] = 0  # a row of zeros, which norms divide by
         hold_zeros(layer.name, layer.module, name, trial, is_trial=True)
 
 
@@ -65,7 +65,7 @@ def _check_weight(layer: LayerInfo, name: str, holds_masks: bool) -> None:
 def hold_zeros(
     layer: str, module: nn.Module, name: str, mask: Tensor, is_trial: bool = False
 ) -> None:
-    """Make a parametrization give the masked weight exactly, or put it back and refuse."""
+    """Make a parametrization return the masked weight exactly, or restore it and raise."""
     masked = peek(module, name) * mask
     parametrization: Any = module.parametrizations[name]  # type: ignore[index]
     originals = copy.deepcopy(parametrization.state_dict())

@@ -1,8 +1,8 @@
-"""The sizes that a user's own modules remember, such as ``num_heads``: found by what they explain.
+"""Sizes stored as attributes of a user's modules, such as ``num_heads``, found by matching numbers.
 
 A view, split or slice whose numbers must change is in some module's forward. If that module has
-an attribute with the old number, the attribute is a candidate for the new one. Whether it really was
-the source only a comparison of outputs can tell, so candidates are tried and checked.
+an attribute with the old number, the attribute is a candidate for the new one. Only a comparison of
+outputs can show whether it is the source, so candidates are tried and verified.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ def find_attributes(model: nn.Module, edits: Sequence[Edit]) -> Attributes:
 
 
 def find_remembered(model: nn.Module, cuts: Sequence[Cut]) -> Attributes:
-    """Return attributes with which modules may check the sizes of the layers in them."""
+    """Return attributes with which modules may check the sizes of their layers."""
     owners = [cut.tensor.rpartition(".")[0].rpartition(".")[0] for cut in cuts]
     return _matching(model, _changes(model, zip(owners, cuts, strict=True)))
 
 
 def find_in_module(model: nn.Module, cuts: Sequence[Cut], path: str) -> Attributes:
-    """Return attributes of one module with which it may check the sizes of anything in it."""
+    """Return attributes with which one module may check the sizes of anything in it."""
     prefix = f"{path}." if path else ""
     inside = [(path, cut) for cut in cuts if cut.tensor.startswith(prefix)]
     return _matching(model, _changes(model, inside))
 
 
 def _changes(model: nn.Module, cuts: Iterable[tuple[str, Cut]]) -> dict[tuple[str, int], set[int]]:
-    """Return the new sizes of each size that cuts change, by the module that may remember it."""
+    """Return the new values of each size that cuts change, by the module that may store it."""
     wanted: dict[tuple[str, int], set[int]] = {}
     tensors = named_tensors(model)
     for path, cut in cuts:
@@ -75,13 +75,13 @@ def _matching(model: nn.Module, wanted: dict[tuple[str, int], set[int]]) -> Attr
 
 
 def owners_of(edit: Edit) -> list[str]:
-    """Return the module that contains an op, and the one around it."""
+    """Return the module that contains an op, and its parent."""
     stack = [str(path) for path, _ in (edit.node.meta.get("nn_module_stack") or {}).values()]
     return stack[:-3:-1]
 
 
 def _replaced(value: Any, old: int, new: int) -> Any:
-    """Return a value with a number replaced, None if it does not hold it."""
+    """Return a value with a number replaced, or None if it does not contain it."""
     if type(value) is int and value == old:
         return new
     if isinstance(value, (tuple, list)) and old in value and all(type(x) is int for x in value):
@@ -91,7 +91,7 @@ def _replaced(value: Any, old: int, new: int) -> Any:
 
 
 def set_attributes(model: nn.Module, attributes: Attributes) -> None:
-    """Set attributes of a model; ``'feature_info.0.num_chs'`` is an entry of one."""
+    """Set attributes of a model; ``'feature_info.0.num_chs'`` is an item of one."""
     for (path, name), value in attributes.items():
         module = model.get_submodule(path)
         first, *keys = name.split(".")
@@ -99,7 +99,7 @@ def set_attributes(model: nn.Module, attributes: Attributes) -> None:
 
 
 def held_value(module: nn.Module, name: str) -> Any:
-    """Return what a module has as an attribute, or as an entry of one; None if there is none."""
+    """Return an attribute of a module, or an item of one; None if there is none."""
     first, *keys = name.split(".")
     value: Any = vars(module).get(first)
     for key in keys:
@@ -111,7 +111,7 @@ def held_value(module: nn.Module, name: str) -> Any:
 
 
 def _with(value: Any, keys: Sequence[str], new: Any) -> Any:
-    """Return a value with an entry replaced; others may hold the same list, so it is copied."""
+    """Return a value with an item replaced; lists are copied, because they may be shared."""
     if not keys:
         return new
     if isinstance(value, dict):
@@ -122,10 +122,10 @@ def _with(value: Any, keys: Sequence[str], new: Any) -> Any:
 
 
 def choices(model: nn.Module, explained: Attributes, remembered: Attributes) -> list[Attributes]:
-    """Return what to try: what the code explains, nothing, all there is; then one kind less, or alone.
+    """Return the sets to try: those found in the code, none, all; then without one kind, or one alone.
 
-    The same attribute of the same class is treated alike everywhere. Of what the code explains, that
-    comes first which is not called after something else that happens to have the same size.
+    The same attribute of the same class is treated alike everywhere. Among those found in the code, the
+    ones whose name does not refer to something else of the same size come first.
     """
     everything = {**remembered, **explained}
     widths = {k: v for k, v in explained.items() if not OTHER_SIZES.search(k[1])}
@@ -139,7 +139,7 @@ def choices(model: nn.Module, explained: Attributes, remembered: Attributes) -> 
 
 
 def less_by_one(attributes: Attributes, model: nn.Module) -> Iterator[set[tuple[str, str]]]:
-    """Yield the attributes without one kind of them, for each kind."""
+    """Yield the attributes without one kind, for each kind."""
     for kind in sorted({_kind(model, key) for key in attributes}):
         yield {key for key in attributes if _kind(model, key) != kind}
 

@@ -68,13 +68,13 @@ from lilliput.ops.grad import QuantGrad
 
 
 class TorchBackend(Backend):
-    """What the engine needs, done with torch."""
+    """The engine's interface, implemented for torch."""
 
     name = "torch"
     default_types = DEFAULT_TYPES
 
     def layers(self, model: nn.Module) -> list[LayerInfo]:
-        """Return every layer that could be compressed; see :mod:`discover`."""
+        """Return every layer that can be compressed; see :mod:`discover`."""
         return discover(model)
 
     def parts(self, model: nn.Module) -> list[tuple[str, Any]]:
@@ -82,7 +82,7 @@ class TorchBackend(Backend):
         return parts_of(model)
 
     def reshard(self, model: nn.Module) -> None:
-        """Make FSDP2 give up gathered copies, which a forward without backward leaves in the root."""
+        """Make FSDP2 release gathered copies, which a forward pass without backward leaves in the root."""
         fsdp = sys.modules.get("torch.distributed.fsdp")
         if fsdp is not None:
             for module in model.modules():
@@ -90,7 +90,7 @@ class TorchBackend(Backend):
                     module.reshard()
 
     def announce_buffers(self, model: nn.Module) -> None:
-        """Tell DDP, which looks for buffers only if it found some when it was made, and encoders."""
+        """Notify DDP, which looks for buffers only if it found some when created, and encoders."""
         pass_padded(model)
         if isinstance(model, nn.parallel.DistributedDataParallel):
             model._assign_modules_buffers()  # type: ignore[no-untyped-call]
@@ -99,16 +99,16 @@ class TorchBackend(Backend):
         """Whether ``torch.nn`` has a class of that name."""
         return isinstance(getattr(nn, name, None), type)
 
-    @torch.inference_mode(False)  # masks made in inference mode could not be trained with
+    @torch.inference_mode(False)  # masks created in inference mode cannot be trained with
     def wrap(self, kind: str, layer: LayerInfo, compressor: Any) -> ModuleWrapper:
-        """Return a new wrapper; the model stays untouched."""
+        """Return a new wrapper; the model is not changed."""
         check_layer(layer, holds_masks=kind == "pruner")
         if kind == "pruner" and compressor.computes_weights:
             check_plain_weight(layer)
         return (compressor._wrapper_type or WRAPPERS[kind])(layer, compressor)
 
     def quantizers_in(self, model: nn.Module) -> list[Any]:
-        """Return the wrappers of quantizers that are at work in a model."""
+        """Return the wrappers of quantizers attached to a model."""
         return instrument.quantizers_in(model)
 
     def check_overlaps(self, layers: Sequence[LayerInfo]) -> None:
@@ -121,13 +121,13 @@ class TorchBackend(Backend):
             instrument.attach(owner.module, wrapper, owner.weight_name, owner.bias_name)
 
     def detach(self, wrapper: ModuleWrapper) -> None:
-        """Take the shadow away."""
+        """Remove the shadow."""
         for owner in _owners(wrapper):
             instrument.detach(owner.module, wrapper)
 
     @torch.no_grad()
     def write_zeros(self, wrappers: Sequence[ModuleWrapper]) -> None:
-        """Leave the pruned zeros in the raw weights, or refuse where a parametrization hides them."""
+        """Write the pruned zeros into the raw weights; raise if a parametrization hides them."""
         for wrapper in wrappers:
             _check_quantizers(wrapper)
         for wrapper in wrappers:
@@ -146,7 +146,7 @@ class TorchBackend(Backend):
         return features.frozen_copy(model)
 
     def move_like(self, teacher: nn.Module, model: nn.Module) -> None:
-        """Bring a teacher to the device of a model's parameters."""
+        """Move a teacher to the device of a model's parameters."""
         features.move_like(teacher, model)
 
     def record(
@@ -158,7 +158,7 @@ class TorchBackend(Backend):
     def outputs_of(
         self, model: nn.Module, names: Sequence[str], run: Run, forward: Any = None
     ) -> dict[str, list[Any]]:
-        """Run a model in eval mode without gradients, and leave its modes as they were."""
+        """Run a model in eval mode without gradients, and restore its modes."""
         return features.outputs_of(model, names, run, forward)
 
     def as_arguments(self, example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -176,11 +176,11 @@ class TorchBackend(Backend):
         return 1 if rank > 3 else -1
 
     def are_shares(self, tensor: Tensor, axis: int) -> bool:
-        """Whether no value is below 0 and they add up to 1."""
+        """Whether values are at least 0 and add up to 1."""
         return features.are_shares(tensor, axis)
 
     def average_gradients(self, parameters: Sequence[nn.Parameter]) -> list[Any]:
-        """Average gradients at the end of each backward; those that are sharded are averaged anyway."""
+        """Average gradients at the end of each backward; sharded ones are averaged anyway."""
         whole = [p for p in parameters if not is_sharded(p)]
         return [GradientMean(whole)] if whole and self.processes() > 1 else []
 
@@ -224,7 +224,7 @@ class TorchBackend(Backend):
         return statistics.sum_over_processes(tensor)
 
     def gradient(self, wrapper: ModuleWrapper, optimizer: Any = None) -> Any:
-        """Return the gradient of the raw weight in full, None if there is none."""
+        """Return the full gradient of the raw weight, or None."""
         return statistics.gradient(wrapper, stepping.gradient_scale(optimizer))
 
     def pull_to_zero(
@@ -245,7 +245,7 @@ class TorchBackend(Backend):
 
     def add_noise(self, wrappers: Sequence[ModuleWrapper]) -> list[Any]:
         """Register forward hooks; see :mod:`noise`."""
-        # torch.compile does not guard hooks: it would use graphs from before them again.
+        # torch.compile does not guard hooks, so it would reuse graphs traced without them.
         if "torch._dynamo" in sys.modules:
             torch.compiler.reset()
         return [
@@ -254,26 +254,26 @@ class TorchBackend(Backend):
         ]
 
     def show_gradients(self, wrappers: Sequence[ModuleWrapper], is_shown: bool) -> None:
-        """Leave gradients of pruned weights as they are, or mask them again."""
+        """Leave gradients of pruned weights unmasked, or mask them again."""
         for wrapper in wrappers:
-            wrapper.__dict__["_shows_gradient"] = is_shown  # not a part of any state
+            wrapper.__dict__["_shows_gradient"] = is_shown  # not part of any state
         if not is_shown:
             statistics.mask_gradients(_masked_parameters(wrappers))
 
     def is_recomputing(self) -> bool:
-        """Whether autograd runs this forward again; see :mod:`recompute`."""
+        """Whether autograd repeats this forward pass; see :mod:`recompute`."""
         return recompute.is_recomputing()
 
     def when_recomputing(self, like: Tensor) -> Tensor | None:
-        """Return, in compiled code, a flag that says so as the code runs."""
+        """Return a flag for the same in compiled code."""
         return recompute.when_recomputing(like)
 
     def may_be_recomputed(self) -> bool:
-        """Whether autograd may run this forward again."""
+        """Whether autograd may repeat this forward pass."""
         return recompute.may_be_recomputed()
 
     def is_training(self, model: nn.Module) -> bool:
-        """Whether the model, below what wraps it, is in training mode."""
+        """Whether the model, inside its wrappers, is in training mode."""
         return unwrapped(model).training
 
     def run(
@@ -283,7 +283,7 @@ class TorchBackend(Backend):
         forward: Callable[..., Any] | None,
         task: Callable[[], None] | None = None,
     ) -> None:
-        """Run batches in eval mode, with gradients where a task wants to see them."""
+        """Run batches in eval mode, with gradients if a task reads them."""
         statistics.run(model, batches, forward, task)
 
     def on_gradient(self, tensor: Tensor, task: Callable[[Tensor], None]) -> None:
@@ -291,7 +291,7 @@ class TorchBackend(Backend):
         statistics.on_gradient(tensor, task)
 
     def probe(self, outputs: Any) -> Tensor:
-        """Return a random combination of outputs, to be derived."""
+        """Return a random combination of outputs to differentiate."""
         return statistics.probe(outputs)
 
     def sampled_loss(self, outputs: Any, seed: int) -> Tensor | None:
@@ -299,7 +299,7 @@ class TorchBackend(Backend):
         return effects.sampled_loss(outputs, seed)
 
     def watch_effects(self, layer: LayerInfo, task: Callable[..., None]) -> list[Any]:
-        """Watch every module that owns the weight."""
+        """Observe every module that owns the weight."""
         is_shared = len(layer.owners) > 1
         return [
             x
@@ -310,14 +310,14 @@ class TorchBackend(Backend):
     def response(self, layer: LayerInfo, change: Tensor, inputs: Tensor) -> Tensor:
         """Run a module that owns the weight, which is linear, with the change alone.
 
-        Of an embedding and a linear layer that share it, the one that takes such inputs.
+        If an embedding and a linear layer share it, the one that accepts such inputs.
         """
         takes = (x for x in layer.owners if _reads_tokens(x.module) != inputs.is_floating_point())
         owner = next(takes, layer.owners[0])
         return effects.response(owner.module, owner.weight_name or "", change, inputs)
 
     def feeder(self, example_inputs: Any) -> Callable[..., Any]:
-        """Return what calls a model with a batch; see :mod:`batches`."""
+        """Return a function that calls a model with a batch; see :mod:`batches`."""
         return batches.feeder(example_inputs)
 
     def remember(self, model: nn.Module) -> statistics.Snapshot:
@@ -335,7 +335,7 @@ class TorchBackend(Backend):
         return {key: t for key, t in model.state_dict().items() if isinstance(t, Tensor)}
 
     def load_model(self, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-        """Load them; what a state dict holds beside tensors stays."""
+        """Load them; other entries of the state dict are kept."""
         model.load_state_dict({**model.state_dict(), **tensors})
 
     def add_to_optimizer(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> list[Any]:
@@ -355,7 +355,7 @@ class TorchBackend(Backend):
             optimizer.state.clear()
 
     def check_optimizer(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> None:
-        """Raise if the optimizer cannot be hooked or holds none of the weights."""
+        """Raise if the optimizer cannot be hooked or contains none of the weights."""
         if not hasattr(optimizer, "register_step_post_hook"):
             raise ConfigError(
                 f"optimizer: received {type(optimizer).__name__!r}, expected a torch.optim.Optimizer "
@@ -375,7 +375,7 @@ class TorchBackend(Backend):
             )
 
     def check_mask(self, wrapper: ModuleWrapper, key: str, mask: Any) -> str | None:
-        """Return what is wrong with a mask, or None."""
+        """Return the problem of a mask, or None."""
         is_weight = key == "weight_mask"
         bias = None if is_weight else wrapper.bias
         if not is_weight and bias is None:
@@ -391,7 +391,7 @@ class TorchBackend(Backend):
 
     @torch.no_grad()
     def apply_masks(self, wrappers: Sequence[ModuleWrapper], optimizer: Any = None) -> None:
-        """Zero the pruned weights and reset the optimizer's memory of them, in place."""
+        """Set pruned weights to zero and reset their optimizer state, in place."""
         for parameter, mask in _masked_parameters(wrappers):
             zero_(parameter, mask)
             if optimizer is not None:
@@ -399,7 +399,7 @@ class TorchBackend(Backend):
 
     @torch.no_grad()
     def harden(self, wrappers: Sequence[ModuleWrapper], optimizer: Any = None) -> None:
-        """Write what soft layers compute with into their Parameters, which hold it from now on."""
+        """Write the computed weights of soft layers into their Parameters."""
         soft = [wrapper for wrapper in wrappers if wrapper.keeps_raw()]
         for wrapper in soft:
             parameter = raw(wrapper.module, str(wrapper.layer_info.weight_name))
@@ -414,12 +414,12 @@ class TorchBackend(Backend):
         return torch.tensor(value, dtype=torch.float32, device=device)
 
     def parameter(self, value: Tensor, at_least: float | None = None) -> nn.Parameter:
-        """Return a tensor as one that is trained; the algorithm has to see to its bound."""
+        """Return a tensor as a trainable parameter; the algorithm has to enforce its bound."""
         return nn.Parameter(value.detach().clone())
 
     @torch.no_grad()
     def masked_weight(self, wrapper: ModuleWrapper) -> Tensor:
-        """Return what pruners make of the raw weight."""
+        """Return the raw weight with all pruners applied."""
         sidecar: Any = wrapper.module._modules.get(SIDECAR)
         weight: Tensor = wrapper.weight.detach()
         return (
@@ -429,7 +429,7 @@ class TorchBackend(Backend):
         )
 
     def graph(self, model: nn.Module, example_inputs: Any) -> Graph:
-        """Record one run of a copy of the model; numbers are not kept."""
+        """Record one run of a copy of the model, without values."""
         from lilliput.frameworks.torch.capture import forget_values, plain_copy
         from lilliput.frameworks.torch.graph import graph_of
 
@@ -438,7 +438,7 @@ class TorchBackend(Backend):
         return graph
 
     def needs_example(self, model: nn.Module) -> bool:
-        """Say yes: only a run shows what a module does."""
+        """Return True: only a run shows what a module does."""
         return True
 
     def flow(self, model: nn.Module, example_inputs: Any) -> Flow:
@@ -463,7 +463,7 @@ class TorchBackend(Backend):
     def flow_of_batch(
         self, model: nn.Module, batch: Any, forward: Callable[..., Any] | None
     ) -> Flow:
-        """Run the first rows of a batch in eval mode, or all of it if the model insists."""
+        """Run the first rows of a batch in eval mode, or all of it if the model requires that."""
         from lilliput.frameworks.torch.flow import record_flow, shorten
 
         call = forward or batches.call
@@ -485,7 +485,7 @@ class TorchBackend(Backend):
         return module.register_forward_hook(instrument.RemoteQuantizer(wrapper, role), prepend=True)
 
     def link_norm(self, model: nn.Module, wrapper: ModuleWrapper) -> None:
-        """Keep the norm in a list: as an attribute it would be a child of the wrapper."""
+        """Store the norm in a list, because as an attribute it would be a child of the wrapper."""
         path = getattr(wrapper, "norm", "")
         wrapper.__dict__["_norms"] = [unwrapped(model).get_submodule(str(path))] if path else []
 
@@ -497,7 +497,7 @@ class TorchBackend(Backend):
         return factor if norm.weight is None else factor * norm.weight
 
     def freeze_norms(self, model: nn.Module, paths: Iterable[str]) -> list[Any]:
-        """Register hooks that put the norms into eval mode for as long as they run."""
+        """Register hooks that put the norms into eval mode while they run."""
         handles = []
         for path in paths:
             norm = unwrapped(model).get_submodule(path)
@@ -510,8 +510,8 @@ class TorchBackend(Backend):
     def refinement(
         self, quantizer: Any, batches: Sequence[Any], forward: Callable[..., Any] | None
     ) -> Any:
-        """Run the first batch to see how the model is built; see :mod:`ptq`."""
-        from lilliput.frameworks.torch.ptq import Refinement  # here: imports are to be quick
+        """Run the first batch to analyse the structure of the model; see :mod:`ptq`."""
+        from lilliput.frameworks.torch.ptq import Refinement  # imported here: keeps imports fast
 
         model = quantizer.bound_model
         return Refinement(
@@ -519,7 +519,7 @@ class TorchBackend(Backend):
         )
 
     def watch_join(self, model: nn.Module) -> list[Any]:
-        """Note which DistributedDataParallel runs the model; see :mod:`joining`."""
+        """Record which DistributedDataParallel runs the model; see :mod:`joining`."""
         from lilliput.frameworks.torch.joining import watch_join  # here: imports are to be quick
 
         return watch_join(model)
@@ -565,30 +565,30 @@ class TorchBackend(Backend):
 
     @torch.no_grad()
     def hold_masks(self, wrappers: Sequence[ModuleWrapper]) -> None:
-        """Put pruned weights that an optimizer step has moved back to zero, in place."""
+        """Set pruned weights back to zero after an optimizer step has moved them, in place."""
         hold_(list(_masked_parameters(wrappers)))
 
     def narrow_to_masks(self, pruner: Any) -> None:
-        """Narrow them; see :mod:`norms`."""
+        """Restrict norms to the kept channels; see :mod:`norms`."""
         from lilliput.frameworks.torch.norms import narrow_to_masks  # here: imports are to be quick
 
         narrow_to_masks(pruner)
 
     def narrow_norms_again(self, model: nn.Module) -> None:
-        """Narrow norms for the pruners that are still at work on a model, after one has left."""
+        """Restrict norms for the remaining pruners of a model, after one was removed."""
         left = {id(m.compressor): m for m in model.modules() if isinstance(m, PrunerModuleWrapper)}
         for wrapper in left.values():
             self.narrow_norms([wrapper])
 
     def widen_norms(self, model: nn.Module) -> list[str]:
-        """Let norms see all channels again; return which did not."""
+        """Let norms use all channels again; return those that did not."""
         narrow = [x for x in model.named_modules() if narrow_of(x[1]) is not None]
         for _, module in narrow:
             instrument.set_narrow(module, None)
         return [name for name, _ in narrow]
 
     def factoring(self) -> Any:
-        """Return what puts two layers in the place of one: the module :mod:`factor`."""
+        """Return the module that replaces one layer by two, :mod:`factor`."""
         return factor
 
     def from_array(self, array: Any) -> Tensor:
@@ -620,7 +620,7 @@ class TorchBackend(Backend):
         return files.parse_tensors(data)
 
     def stored_types(self, model: nn.Module) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Return the tensors of the state dict; refuse a model under a compressor."""
+        """Return the tensors of the state dict; raise if a compressor is attached."""
         if any(isinstance(module, Sidecar) for module in model.modules()):
             raise StateError(
                 "a compressor is attached to the model; call its strip() before loading."
@@ -646,17 +646,17 @@ class TorchBackend(Backend):
 
 
 def _owners(wrapper: ModuleWrapper) -> list[Owner]:
-    """Return the modules that own a layer's weight, each once, whatever names they have for it."""
+    """Return the modules that own a layer's weight, each once, whatever its names."""
     return list({id(owner.module): owner for owner in wrapper.layer_info.owners[::-1]}.values())[
         ::-1
     ]
 
 
 def _masks(wrapper: ModuleWrapper) -> list[tuple[nn.Module, str, Tensor]]:
-    """Return the masks in force, each with the module and the name of the parameter it covers.
+    """Return the active masks, each with the module and the name of the parameter it covers.
 
-    Not those of weights that a pruner computes, whose Parameters hold no zeros.
-    A shared weight is one parameter; its owners may have biases of their own.
+    Excluded are weights that a pruner computes, whose Parameters contain no zeros.
+    A shared weight is one parameter; its owners may have different biases.
     """
     weight_mask, bias_mask = (wrapper._buffers.get(k) for k in ("weight_mask", "bias_mask"))
     found, owners = [], wrapper.layer_info.owners
@@ -670,7 +670,7 @@ def _masks(wrapper: ModuleWrapper) -> list[tuple[nn.Module, str, Tensor]]:
 
 
 def _masked_parameters(wrappers: Sequence[ModuleWrapper]) -> Iterator[tuple[Any, Tensor]]:
-    """Yield each raw parameter that can hold its zeros itself, with its mask."""
+    """Yield each raw parameter that can store its zeros itself, with its mask."""
     for wrapper in wrappers:
         for module, name, mask in _masks(wrapper):
             if not is_parametrized(module, name):
@@ -686,7 +686,7 @@ def _held_by(optimizer: Any) -> set[int]:
 
 
 def _check_quantizers(wrapper: ModuleWrapper) -> None:
-    """Refuse to take a mask away from under a quantizer that would move its zeros."""
+    """Raise if a mask is removed while a quantizer that would change its zeros is attached."""
     if not isinstance(wrapper, PrunerModuleWrapper):
         return
     for owner in wrapper.layer_info.owners:
@@ -701,9 +701,9 @@ def _check_quantizers(wrapper: ModuleWrapper) -> None:
 
 
 def strip(model: nn.Module) -> nn.Module:
-    """Leave a compressed model, or a copy of one, as a plain one, and return it.
+    """Turn a compressed model, or a copy of one, into a plain one, and return it.
 
-    For copies that no compressor knows of, such as a teacher made by ``copy.deepcopy``. Pruned
+    For copies that no compressor knows, such as a teacher made by ``copy.deepcopy``. Pruned
     weights are zeros; after a quantizer the weights are the trained float ones.
 
     Examples

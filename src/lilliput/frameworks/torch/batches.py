@@ -1,4 +1,4 @@
-"""Call a model with a batch as data loaders give it: which parts are its arguments, which are targets."""
+"""Call a model with a batch of a data loader: decide which parts are arguments, and which are targets."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _KINDS = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEY
 def call(model: nn.Module, batch: Any, example_inputs: Any = None) -> Any:
     """Call a model with a batch.
 
-    A dict holds named arguments; anything but a tuple or list is the only argument. Of a tuple or list
+    A dict contains named arguments; anything but a tuple or list is the only argument. For a tuple or list
     (data loaders turn one into the other):
 
-    - as many parts as ``example_inputs`` has arguments, or one more, the targets: those arguments;
-    - without a tuple of example inputs, ``forward`` decides: if it demands several arguments, the parts
-      are these, again with targets after them or not; else the first part is the only argument;
+    - as many parts as ``example_inputs`` has arguments, or one more (the targets): those arguments;
+    - without a tuple of example inputs, ``forward`` decides: if it requires several arguments, the parts
+      are these, again possibly followed by targets; otherwise the first part is the only argument;
     - ``((a, b), targets)``: the parts of the first part.
 
     Examples
@@ -40,7 +40,7 @@ def call(model: nn.Module, batch: Any, example_inputs: Any = None) -> Any:
 def arguments_of(
     model: nn.Module, batch: Any, example_inputs: Any = None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments and named arguments that :func:`call` calls a model with."""
+    """Return the arguments and named arguments with which :func:`call` calls a model."""
     if isinstance(batch, Mapping):
         return (), dict(batch)
     if not isinstance(batch, (tuple, list)):
@@ -75,12 +75,12 @@ def _arguments(model: nn.Module, batch: Sequence[Any], example_inputs: Any) -> S
 
 
 def _count(example_inputs: Any) -> int:
-    """Return how many arguments example inputs are, 0 if they do not say."""
+    """Return the number of arguments in example inputs, 0 if unknown."""
     return len(example_inputs) if isinstance(example_inputs, (tuple, list)) else 0
 
 
 def _demanded(model: nn.Module) -> tuple[int, float]:
-    """Return how many positional arguments a model needs at least, and takes at most."""
+    """Return the minimum and maximum number of positional arguments of a model."""
     try:
         parameters = inspect.signature(unwrapped(model).forward).parameters.values()
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Carry out a plan: on a copy, on the user's model, and on what an optimizer remembers."""
+"""Apply a plan to a copy, to the user's model, and to the state of an optimizer."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Parts = dict[tuple[str, bool], nn.Module]  # by path ("" is all), and whether si
 def build(
     plain: nn.Module, plan: Plan, example_inputs: Any, known: Parts | None = None
 ) -> nn.Module:
-    """Return a shrunk copy of a plain model; ``known`` keeps captured parts from plan to plan.
+    """Return a shrunk copy of a plain model; ``known`` caches captured parts between plans.
 
-    Parameters that are not cut lie in the same memory as those of the plain model.
+    Parameters that are not cut share memory with those of the plain model.
     """
     known = {} if known is None else known
     if plan.kind == "graph":
@@ -45,7 +45,7 @@ def build(
 def capture_parts(
     plain: nn.Module, plan: Plan, example_inputs: Any, known: Parts | None = None
 ) -> dict[str, nn.Module]:
-    """Return the parts of a plan that are captured, from a plain model in eval mode."""
+    """Return the captured parts of a plan, from a plain model in eval mode."""
     if not plan.graphs or plan.kind == "graph":
         return {}
     known = {} if known is None else known
@@ -59,7 +59,7 @@ def capture_parts(
 
 
 def build_in_place(model: nn.Module, plan: Plan, parts: Mapping[str, nn.Module]) -> None:
-    """Cut a model, set the sizes that its modules remember, and swap what has to be swapped."""
+    """Cut a model, set the size attributes of its modules, and replace the captured parts."""
     touched = {cut.tensor.rpartition(".")[0] for cut in plan.cuts}
     apply_cuts(model, plan.cuts)
     owners = {id(t) for n, t in _tensors(model) if n.rpartition(".")[0] in touched}
@@ -77,14 +77,14 @@ def build_in_place(model: nn.Module, plan: Plan, parts: Mapping[str, nn.Module])
 
 
 def _swap(model: nn.Module, path: str, part: nn.Module) -> None:
-    """Put a captured graph in the place of a module, with the module's own parameters."""
+    """Replace a module by a captured graph, with the module's own parameters."""
     old = model.get_submodule(path)
     for name, value in vars(old).items():
         if not name.startswith("_") and not hasattr(part, name) and not tensors_in(value):
-            setattr(part, name, value)  # its parent may ask for them
+            setattr(part, name, value)  # its parent may read them
     for name, tensor in named_tensors(old).items():
         owner, _, leaf = name.rpartition(".")
-        with suppress(AttributeError):  # what the graph does not read is not in it
+        with suppress(AttributeError):  # tensors that the graph does not read are not in it
             held = part.get_submodule(owner)
             if leaf in held._parameters:
                 held._parameters[leaf] = tensor
@@ -95,7 +95,7 @@ def _swap(model: nn.Module, path: str, part: nn.Module) -> None:
 
 
 def keep_unsaved(old: nn.Module, captured: nn.Module) -> None:
-    """Keep buffers out of the state dict of a graph that were not in the module's."""
+    """Exclude buffers from the state dict of a graph that were not in the module's."""
     for path, module in captured.named_modules():
         with suppress(AttributeError):
             unsaved = old.get_submodule(path)._non_persistent_buffers_set
@@ -112,7 +112,7 @@ def cut_optimizer(
     cuts: Sequence[Cut],
     shapes: dict[str, tuple[int, ...]],
 ) -> None:
-    """Cut what an optimizer remembers of each parameter along with the parameter."""
+    """Cut the optimizer state of each parameter along with the parameter."""
     for name, listed in by_tensor(cuts).items():
         state = optimizer.state.get(tensors[name], {})
         for key, record in state.items():
@@ -121,7 +121,7 @@ def cut_optimizer(
 
 
 def hand_over(optimizer: torch.optim.Optimizer, pairs: dict[Tensor, Tensor]) -> None:
-    """Let an optimizer train other parameters in the place of those it has."""
+    """Replace parameters in an optimizer by others."""
     for group in optimizer.param_groups:
         group["params"] = [pairs.get(p, p) for p in group["params"]]
     for old, new in pairs.items():

@@ -1,9 +1,9 @@
-"""What modules keep from run to run beside their state: tables made of parameters, keys and values.
+"""Values that modules keep between runs besides their state: tables of parameters, keys and values.
 
-Attention with learned position biases often looks them up once and keeps the table while it is in
+Attention with learned position biases often computes a table of them once and keeps it while in
 evaluation (LeViT, TinyViT, EfficientFormer). Such a table has the sizes and numbers of the model it was
-made from, and a graph that reads it does not read the parameter any more. So tables are made anew
-whenever a model was copied or changed, and graphs are captured along the branch that does not use them.
+computed from, and a graph that reads it no longer reads the parameter. So tables are recomputed
+whenever a model is copied or changed, and graphs are captured along the branch that does not use them.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from torch.overrides import TorchFunctionMode
 
 from lilliput.frameworks.torch.compare import relative_error, tensors_of
 
-_OFF: dict[Any, tuple[int, str, Any]] = {  # where a function is told whether to drop, and not to
+_OFF: dict[Any, tuple[int, str, Any]] = {  # the argument for dropout, and its off value
     **{
         getattr(nn.functional, name): (2, "training", False)
         for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout")
     },
     nn.functional.scaled_dot_product_attention: (4, "dropout_p", 0.0),
 }
-_TOLERANCE = 1e-5  # of one computation done twice in float32
+_TOLERANCE = 1e-5  # between two runs in float32
 _OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {
     "_parameters"
 }  # children, hooks: no tables there
 
 
 def drop_caches(model: nn.Module) -> None:
-    """Make modules forget the tables that they made of their parameters, or make them anew."""
+    """Make modules discard or recompute the tables computed from their parameters."""
     modules = list(model.modules())
     for module in modules:
         for name, value in vars(module).items():
             if "cache" in name and isinstance(value, dict):
                 for key in [k for k, x in value.items() if any(True for _ in tensors_of(x))]:
-                    del value[key]  # options, in a dict of that name, are never made again
+                    del value[key]  # options, in a dict of that name, are never recomputed
     for module in modules:
         if _has_own_modes(module) and not module.training and _has_cache(module):
             with _kept_modes(module):
-                module.train(True)  # what is kept for evaluation goes here,
-                module.train(False)  # and is made again here
+                module.train(True)  # discards what is kept for evaluation
+                module.train(False)  # recomputes it
 
 
 def cached_tensors(module: nn.Module) -> Iterator[Tensor]:
-    """Yield the tensors that a module keeps beside parameters and what a state dict has."""
+    """Yield the tensors that a module keeps besides parameters and its state dict."""
     for name, value in vars(module).items():
         if name not in _OF_EVERY_MODULE:
             yield from tensors_in(value)
@@ -57,7 +57,7 @@ def cached_tensors(module: nn.Module) -> Iterator[Tensor]:
 
 
 def tensors_in(attribute: Any) -> list[Tensor]:
-    """Return the tensors that an attribute of a module is or, as a dict, has."""
+    """Return the tensors in an attribute of a module: itself, or the values of a dict."""
     if isinstance(attribute, Tensor):
         return [attribute]
     held = attribute.values() if type(attribute) is dict else ()
@@ -65,7 +65,7 @@ def tensors_in(attribute: Any) -> list[Tensor]:
 
 
 def is_cache(module: nn.Module, name: str) -> bool:
-    """Whether a buffer may come and go with the mode of its module."""
+    """Whether a buffer may appear and disappear with the mode of its module."""
     return name in module._non_persistent_buffers_set and _has_own_modes(module)
 
 
@@ -74,7 +74,7 @@ def _has_cache(module: nn.Module) -> bool:
 
 
 def has_tables(model: nn.Module) -> bool:
-    """Whether modules make tables of their parameters when they go into evaluation."""
+    """Whether modules compute tables from their parameters when switching to evaluation."""
     return any(_has_own_modes(module) for module in model.modules())
 
 
@@ -95,7 +95,7 @@ def _kept_modes(module: nn.Module) -> Iterator[None]:
 def forget_states(model: nn.Module) -> None:
     """Stop a language model from returning keys and values for the next token.
 
-    They are not outputs to compare, and torch cannot capture the object that holds them.
+    They are not outputs to compare, and torch cannot capture the object that contains them.
     """
     for config in _configs(model):
         config.use_cache = False
@@ -103,7 +103,7 @@ def forget_states(model: nn.Module) -> None:
 
 @contextmanager
 def without_states(model: nn.Module) -> Iterator[None]:
-    """As :func:`forget_states`, and as it was afterwards."""
+    """As :func:`forget_states`, restored afterwards."""
     configs = _configs(model)
     forget_states(model)
     try:
@@ -119,7 +119,7 @@ def _configs(model: nn.Module) -> list[Any]:
 
 
 def find_shortcuts(model: nn.Module, unread: Iterable[str]) -> list[nn.Module]:
-    """Return the modules that may read a table where in training they read these parameters."""
+    """Return the modules that may read a table where they read these parameters in training."""
     found: dict[int, nn.Module] = {}
     for name in unread:
         path = name.rpartition(".")[0]
@@ -137,7 +137,7 @@ def find_shortcuts(model: nn.Module, unread: Iterable[str]) -> list[nn.Module]:
 
 @contextmanager
 def without_shortcuts(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Let modules, but not what is in them, take the branch that they take in training."""
+    """Let modules, but not their children, take their training branch."""
     listed = list(modules)
     before = [module.training for module in listed]
     for module in listed:
@@ -151,7 +151,7 @@ def without_shortcuts(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 class _WithoutDropout(TorchFunctionMode):
-    """Runs dropout as in evaluation, whatever the mode of the module that calls it."""
+    """Runs dropout as in evaluation, whatever the mode of the calling module."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = dict(kwargs or {})
@@ -166,7 +166,7 @@ class _WithoutDropout(TorchFunctionMode):
 
 @torch.no_grad()
 def is_same_without(model: nn.Module, modules: list[nn.Module], args: Any, kwargs: Any) -> bool:
-    """Whether a model answers the same when modules take the branch that they take in training."""
+    """Whether a model has the same outputs when modules take their training branch."""
     state = {name: buffer.clone() for name, buffer in model.named_buffers()}
     expected = [x.clone() for x in tensors_of(model(*args, **kwargs))]
     try:

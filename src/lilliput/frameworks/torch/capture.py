@@ -59,15 +59,15 @@ class Captured:
     graph : torch.fx.Graph
         The operators that the model calls.
     tensors : dict
-        Every tensor that the graph reads, by name.
+        All tensors that the graph reads, by name.
     names : dict
         From the name of a parameter or buffer to its first name; tied ones have several.
     parameters : dict
-        How many numbers each parameter of the model has, by its first name.
+        Number of entries of each parameter of the model, by its first name.
     simple : set of str
         Paths of leaf modules without buffers that take one tensor and return one.
     call : tuple
-        What the model was called with.
+        The arguments of the model.
     """
 
     graph: fx.Graph
@@ -85,14 +85,14 @@ class Captured:
 
 @dataclass(frozen=True, eq=False)
 class Exported(Captured):
-    """A graph that can be run in place of the model.
+    """A graph that can run instead of the model.
 
     Parameters
     ----------
     module : torch.fx.GraphModule
         The graph, with the model's tensors under their own names.
     ranges : dict
-        What sizes that were left open may be.
+        The ranges of dynamic sizes.
     """
 
     module: fx.GraphModule
@@ -126,9 +126,9 @@ def as_inputs(example_inputs: Any) -> Inputs:
 
 
 def plain_copy(model: nn.Module, share: bool = False) -> nn.Module:
-    """Return a copy of a model in eval mode, without what compressors put on it.
+    """Return a copy of a model in eval mode, without compressors.
 
-    With ``share``, parameters lie in the memory of the model's own, unless masks have to be applied
+    With ``share``, parameters share the memory of the model's own, unless masks have to be applied
     to them: the copy must not be written to.
     """
     from lilliput.frameworks.torch.backend import strip
@@ -149,7 +149,7 @@ def plain_copy(model: nn.Module, share: bool = False) -> nn.Module:
 
 
 def _as_masked(model: nn.Module) -> Iterator[nn.Parameter]:
-    """Yield the parameters that are what the model computes with: zero already wherever a mask is."""
+    """Yield the parameters that the model uses unchanged: already zero wherever a mask is."""
     from lilliput.frameworks.torch.sidecar import is_computed, mask_of
 
     masked = set()
@@ -164,19 +164,19 @@ def _as_masked(model: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def copy_model(model: nn.Module) -> nn.Module:
-    """Return a copy of a model, without what it keeps from run to run."""
+    """Return a copy of a model, without the values that it keeps between runs."""
     return _copy(model, {})
 
 
 def shared_copy(model: nn.Module) -> nn.Module:
-    """Return a copy whose parameters lie in the same memory: replace them, but do not write to them."""
+    """Return a copy with parameters in the same memory: replace them, but do not write to them."""
     return _copy(model, _shared_masks(model) | {id(p): _shared(p) for p in model.parameters()})
 
 
 def check_copies(model: nn.Module, example_inputs: Any) -> None:
-    """Raise if a model answers otherwise without the tables that it keeps, as its copies are.
+    """Raise if a model's outputs differ without the tables that it keeps, as in its copies.
 
-    All that is compared later are copies: that they compute what the model does is to be seen here.
+    Everything compared later is a copy; here it is verified that copies compute the same as the model.
     """
     cached = [t for module in model.modules() for t in cached_tensors(module)]
     if not cached:
@@ -188,13 +188,13 @@ def check_copies(model: nn.Module, example_inputs: Any) -> None:
     with quiet(), torch.no_grad():
         try:
             wanted, again = (_outputs(twin.eval(), given) for _ in range(2))
-        except Exception:  # tables of another size, say: then it needs them to be dropped
+        except Exception:  # for example tables of another size, which must be dropped
             return
         received = _outputs(shared_copy(model).eval(), given)
     error, limit = relative_error(wanted, received), 1e-3
     if not all(x.dtype in _PRECISE for x in wanted):
         limit = 0.05
-    if not error <= limit and relative_error(wanted, again) <= limit:  # no chance in its answers
+    if not error <= limit and relative_error(wanted, again) <= limit:  # its outputs are not random
         raise UnsupportedModelError(
             f"{type(model).__name__} keeps tensors outside its state, in dicts or attributes called caches, "
             f"and its outputs change without them (by {error:.1e} of the largest). They are assumed to be "
@@ -208,7 +208,7 @@ def _outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
 
 
 def whole_copy(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
-    """Return a copy of a model with all that it keeps; ``memo`` is that of copy.deepcopy."""
+    """Return a copy of a model with everything that it keeps; ``memo`` is that of copy.deepcopy."""
     cached = [t for module in model.modules() for t in cached_tensors(module)]
     try:
         twin: nn.Module = copy_tree(model, (memo or {}) | _computed(cached))
@@ -228,7 +228,7 @@ def _copy(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
 
 
 def _computed(cached: list[Tensor]) -> dict[int, Any]:
-    """Return copies of tensors that were computed, which deepcopy refuses."""
+    """Return copies of computed tensors, which deepcopy does not support."""
     return {id(t): t.detach().clone() for t in cached if not t.is_leaf}
 
 
@@ -239,7 +239,7 @@ def _shared(parameter: nn.Parameter) -> nn.Parameter:
 
 
 def _shared_masks(model: nn.Module) -> dict[int, Any]:
-    """Return the masks of pruners for a copy that only reads them: they are as large as the weights."""
+    """Return the masks of pruners for a copy that only reads them, since they are as large as the weights."""
     from lilliput.frameworks.torch.wrapper import PrunerModuleWrapper
 
     wrappers = [m for m in model.modules() if isinstance(m, PrunerModuleWrapper)]
@@ -248,26 +248,26 @@ def _shared_masks(model: nn.Module) -> dict[int, Any]:
 
 
 def read(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
-    """Return the graph of a plain model in eval mode, to be looked at; the model is only read.
+    """Return the graph of a plain model in eval mode for analysis; the model is only read.
 
-    One run is recorded. Where another one might take another way, torch.export is asked.
+    One run is recorded. If another run might take another branch, torch.export is used.
     """
     try:
         with quiet():
             return _by_training_code(model, args, kwargs, lambda: _record(model, args, kwargs))
-    except Exception as error:  # the model's own, too: it may not like to be watched
+    except Exception as error:  # including those of the model under a recorder
         log.debug("speedup: not recorded: %r", error)
         return capture(model, args, kwargs)
     finally:
-        drop_caches(model)  # made in inference mode
+        drop_caches(model)  # created in inference mode
 
 
 def capture(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], any_size: bool = False
 ) -> Exported:
-    """Return the graph of a plain model in eval mode, to be run; the model is only read.
+    """Return the graph of a plain model in eval mode for execution; the model is only read.
 
-    With ``any_size``, batches and lengths of sequences are left open wherever the code allows.
+    With ``any_size``, batches and lengths of sequences are dynamic wherever the code allows.
     """
     simple = _try(model, *fresh((args, kwargs)))
     export = functools.partial(_export, model, args, kwargs, any_size, simple)
@@ -277,7 +277,7 @@ def capture(
 def _by_training_code(
     model: nn.Module, args: Any, kwargs: Any, take: Callable[[], AnyCaptured]
 ) -> AnyCaptured:
-    """Return a graph, taken again if tables are read where in training parameters are."""
+    """Return a graph, captured again if tables are read where parameters are read in training."""
     captured = take()
     shortcuts = find_shortcuts(model, captured.unread())
     if shortcuts and is_same_without(model, shortcuts, args, kwargs):
@@ -326,7 +326,7 @@ def _parameter_sizes(model: nn.Module, names: dict[str, str]) -> dict[str, int]:
 
 
 def forget_values(captured: Captured) -> None:
-    """Free the numbers of a captured copy of a model; its shapes are all that is asked for later."""
+    """Free the values of a captured copy of a model; only its shapes are used later."""
     tensors = captured.tensors.values()
     shapes = {id(tensor): tensor.to("meta") for tensor in tensors}
     if isinstance(captured, Exported):
@@ -336,12 +336,12 @@ def forget_values(captured: Captured) -> None:
         is_parameter = isinstance(tensor, nn.Parameter)
         captured.tensors[name] = nn.Parameter(meta, tensor.requires_grad) if is_parameter else meta
         if name in captured.names:  # others are the user's: globals, and attributes of classes
-            # The module they come from may live on in a circle.
+            # The module they come from may stay alive in a reference cycle.
             tensor.data = tensor.data.new_empty(0)
 
 
 def _open_sizes(model: nn.Module, args: Any, kwargs: Any) -> Any:
-    """Return which sizes to leave open: batches, and lengths of sequences; more would take minutes."""
+    """Return which sizes are dynamic: batches, and lengths of sequences; more would take minutes."""
 
     def spec(x: Any) -> Any:
         if not isinstance(x, Tensor) or not x.dim():
@@ -358,7 +358,7 @@ def _open_sizes(model: nn.Module, args: Any, kwargs: Any) -> Any:
 
 
 def _try(model: nn.Module, args: Any, kwargs: Any) -> frozenset[str]:
-    """Run a model, and return its leaf modules that just make one tensor of another."""
+    """Run a model, and return its leaf modules that map one tensor to one tensor."""
     simple: dict[str, bool] = {}
 
     def watch(name: str) -> Callable[..., None]:
@@ -388,9 +388,9 @@ def _try(model: nn.Module, args: Any, kwargs: Any) -> frozenset[str]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence what capturing says, and keep torch from taking its fused path for attention.
+    """Silence messages of capturing, and disable torch's fused attention path.
 
-    One thread at a time: torch's tracers, like warnings and levels of logging, are one for all.
+    One thread at a time: torch's tracers, like warnings and log levels, are global.
     """
     with _one_capture, calling_modules(), warnings.catch_warnings():
         level = logging.getLogger("torch").level
@@ -408,7 +408,7 @@ def _first_names(model: nn.Module) -> dict[str, str]:
     for name, tensor in _named_tensors(model):
         owner, _, leaf = name.rpartition(".")
         if is_cache(model.get_submodule(owner), leaf):
-            continue  # made of parameters again whenever these change
+            continue  # recomputed whenever the parameters change
         names[name] = first.setdefault(id(tensor), name)
     return names
 
@@ -419,7 +419,7 @@ def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _drop_guards(module: fx.GraphModule) -> None:
-    """Take out checks of shapes and types, which a smaller model would not pass."""
+    """Remove checks of shapes and types, which a smaller model would fail."""
     for node in list(module.graph.nodes):
         is_guard = node.op == "call_module" and "guard" in str(node.target)
         if is_guard or "_assert_tensor_metadata" in str(node.target):
@@ -434,10 +434,10 @@ def _drop_unused(graph: fx.Graph) -> None:
 
 
 def _unused_but_run(graph: fx.Graph) -> set[fx.Node]:
-    """Return ops with no effect on the output that read parameters of their own.
+    """Return ops without effect on the output that read parameters of their own.
 
-    The model's code still runs them, so their layers have to be cut along. Other ops that
-    lead nowhere are dropped: nothing that only they read need be kept whole.
+    The model's code still runs them, so their layers have to be cut, too. Other ops without
+    effect are dropped: what only they read need not be kept whole.
     """
     live: set[fx.Node] = set()
     for node in reversed(graph.nodes):

@@ -1,4 +1,4 @@
-"""A captured graph as a module: for code whose sizes cannot be set from outside."""
+"""A captured graph as a module, for code whose sizes cannot be set from outside."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _TRAINING = {
 class CapturedModule(fx.GraphModule):
     """Runs a captured graph; dropout and batch norms follow its mode, as usual.
 
-    Parameters have the names they had. Where the code it was captured from depends on them, sizes of
-    inputs are fixed to those of the example inputs. Code that looks at its mode itself (stochastic
+    Parameters keep their names. Where the captured code depends on them, sizes of
+    inputs are fixed to those of the example inputs. Code that reads its mode itself (stochastic
     depth, dropout within fused attention) runs as in evaluation.
     """
 
@@ -59,7 +59,7 @@ class CapturedModule(fx.GraphModule):
         return twin
 
     def check_inputs(self, check: InputCheck) -> None:
-        """Refuse inputs for which the captured code might have done something else."""
+        """Raise for inputs for which the captured code might behave differently."""
         self.input_check = check
         self.register_forward_pre_hook(check, with_kwargs=True)
 
@@ -90,8 +90,8 @@ def _cut_graph(exported: Exported, analysis: Analysis, cuts: tuple[Cut, ...]) ->
     rewrite(find_edits(analysis, removed))
     module = exported.module
     apply_cuts(module, cuts)
-    module.graph.eliminate_dead_code()  # the model's own code had to run it, a graph need not
-    for node in module.graph.nodes:  # norms without running statistics are so in evaluation too
+    module.graph.eliminate_dead_code()  # only the model's own code had to run it
+    for node in module.graph.nodes:  # norms without running statistics
         name = _TRAINING.get(op_name(node)) if node.op == "call_function" else None
         node.meta["always_training"] = name is not None and argument(node, name, False)
     captured = CapturedModule(module, module.graph, type(module).__name__).eval()
@@ -101,14 +101,14 @@ def _cut_graph(exported: Exported, analysis: Analysis, cuts: tuple[Cut, ...]) ->
 
 @dataclass(frozen=True)
 class InputCheck:
-    """A hook that refuses inputs for which the captured code might have done something else.
+    """A hook that raises for inputs for which the captured code might behave differently.
 
     Parameters
     ----------
     structure : object
-        How the example inputs were packed.
+        The nesting of the example inputs.
     leaves : tuple
-        For each of them, what it was, or the smallest and largest size of each dimension.
+        For each of them its value, or the smallest and largest size of each dimension.
     """
 
     structure: Any
@@ -168,7 +168,7 @@ def _input_check(exported: Exported, analysis: Analysis, removed: Flags) -> Inpu
             if limits is None:
                 bounds.append((kept, kept))
             else:
-                # torch says "from 2" of every open size, and means any
+                # torch reports "from 2" for every dynamic size, and means any
                 low = int(limits.lower)
                 bounds.append((low if low > 2 else 1, float(limits.upper)))
         found.append(Sizes(tuple(bounds)))
@@ -176,7 +176,7 @@ def _input_check(exported: Exported, analysis: Analysis, removed: Flags) -> Inpu
 
 
 def _record_call(model: nn.Module, path: str, example_inputs: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Return what a module is called with when the model runs."""
+    """Return the arguments of a module when the model runs."""
     calls: list[tuple[Any, Any]] = []
     module = model.get_submodule(path)
     handle = module.register_forward_pre_hook(
@@ -190,7 +190,7 @@ def _record_call(model: nn.Module, path: str, example_inputs: tuple[Any, Any]) -
         handle.remove()
     if len(calls) != 1:
         raise UnsupportedModelError(
-            f"{path} is called {len(calls)} times; only once can be captured."
+            f"{path} is called {len(calls)} times; only a module that is called once can be captured."
         )
     return calls[0]
 

@@ -1,4 +1,4 @@
-"""Compare what two models answer: every tensor of their outputs."""
+"""Compare the outputs of two models: every tensor of them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 
 def tensors_of(output: Any) -> Iterator[Tensor]:
-    """Yield every tensor of a model's output, however it is packed."""
+    """Yield every tensor of a model's output, however it is nested."""
     return (x for x in leaves_of(output) if isinstance(x, Tensor))
 
 
 def leaves_of(output: Any) -> Iterator[Any]:
-    """Yield what is in mappings, sequences and dataclasses, however deep."""
+    """Yield the items of nested mappings, sequences and dataclasses."""
     if isinstance(output, Mapping):
         for value in output.values():
             yield from leaves_of(value)

@@ -1,7 +1,7 @@
-"""Weights that are computed: they can be read like any tensor, and refuse to be edited.
+"""Computed weights: they can be read like any tensor, but raise if they are edited.
 
-What a quantized layer shows as its weight is computed anew at each read. An edit of it would be lost
-without a word, so every method that writes raises instead, also on views of it and on ``.data``.
+The weight of a quantized layer is computed at each read. An edit would be silently lost, so every
+method that writes raises instead, also on views of it and on ``.data``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _OPERATORS = (
 
 
 def is_eager() -> bool:
-    """Whether operations run as they are called: nothing compiles, traces, records or transforms."""
+    """Whether operations run immediately: nothing compiles, traces, records or transforms."""
     if torch.compiler.is_compiling():
         return False
     return not (
@@ -50,7 +50,7 @@ def is_eager() -> bool:
 
 
 def protect(value: Tensor, parameter: Any, name: str, way: str = _WAY) -> Tensor:
-    """Return a computed weight as one that refuses to be edited, and names the ``way`` to do it."""
+    """Return a computed weight that raises if it is edited, with the ``way`` to do it in the message."""
     is_compiled = torch._C._dynamo.eval_frame.get_eval_frame_callback() is not None
     if value is parameter or type(value) is not Tensor or is_compiled:
         return value  # compiled code takes plain tensors only
@@ -60,18 +60,18 @@ def protect(value: Tensor, parameter: Any, name: str, way: str = _WAY) -> Tensor
 
 
 class ComputedWeight(Tensor):
-    """The value of a weight that a quantizer or a parametrization computes: for reading only.
+    """The value of a weight that a quantizer or a parametrization computes, read-only.
 
-    Operations on it return plain tensors. ``grad`` is the gradient of the Parameter behind it.
+    Operations on it return plain tensors. ``grad`` is the gradient of the underlying Parameter.
     """
 
-    # As nn.Parameter does: fused kernels and other fast paths treat it as a plain tensor.
+    # As in nn.Parameter: fused kernels and other fast paths treat it as a plain tensor.
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     origin: tuple[Any, str, str] = (None, "weight", _WAY)
 
     @property
     def data(self) -> Any:
-        """The values without their gradient; as little to be edited as this tensor."""
+        """The values without their gradient, also read-only."""
         return self.detach()
 
     @data.setter
@@ -80,7 +80,7 @@ class ComputedWeight(Tensor):
 
     @property
     def grad(self) -> Any:
-        """The gradient of the Parameter behind it."""
+        """The gradient of the underlying Parameter."""
         parameter = self.origin[0]
         return parameter.grad if isinstance(parameter, nn.Parameter) else None
 
@@ -124,7 +124,7 @@ def _viewing(method: str) -> Any:
 
 
 def _keep(result: Tensor, source: ComputedWeight) -> Tensor:
-    """Return what a view of a computed weight gives: as computed, unless it is a copy."""
+    """Return the result of a view of a computed weight: also read-only, unless it is a copy."""
     if result.untyped_storage().data_ptr() != source.untyped_storage().data_ptr():
         return result
     view = result.as_subclass(ComputedWeight)

@@ -1,4 +1,4 @@
-"""Take what a cut removes out of torch tensors and modules."""
+"""Apply cuts to torch tensors and modules."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _indices(cut: Cut, tensor: Tensor) -> Tensor:
 
 
 def clear_(cut: Cut, tensor: Tensor) -> None:
-    """Set what goes to zero, in place."""
+    """Set the removed part to zero, in place."""
     parts = [(cut.dim, tensor, cut.keep)]
     if cut.keep.ndim == 2:
         groups = torch.unflatten(tensor, 0, (len(cut.keep), -1))
@@ -42,14 +42,14 @@ def clear_(cut: Cut, tensor: Tensor) -> None:
 
 @torch.no_grad()
 def apply_cuts(module: nn.Module, cuts: Iterable[Cut]) -> None:
-    """Cut a module's parameters and buffers in place; they stay the same objects."""
+    """Cut a module's parameters and buffers in place; they remain the same objects."""
     tensors = named_tensors(module)
     for name, listed in by_tensor(cuts).items():
         tensor = tensors[name]
         gradient = tensor.grad
         tensor.grad = None
         smaller = cut_all(tensor.data, listed)
-        # Autograd remembers the shape of a parameter until its type changes.
+        # Autograd caches the shape of a parameter until its type changes.
         other = torch.float32 if tensor.dtype == torch.float64 else torch.float64
         tensor.data = tensor.data.new_empty(0, dtype=other)
         tensor.data = smaller
@@ -61,7 +61,7 @@ def apply_cuts(module: nn.Module, cuts: Iterable[Cut]) -> None:
 
 
 def cut_all(tensor: Tensor, cuts: list[Cut]) -> Tensor:
-    """Return what several cuts leave of one tensor, in memory of its own."""
+    """Return the part of a tensor that several cuts leave, in its own memory."""
     layout = torch.contiguous_format
     if not tensor.is_contiguous() and tensor.dim() in (4, 5):
         layout = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d

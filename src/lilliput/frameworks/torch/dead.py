@@ -1,4 +1,4 @@
-"""Which units of a masked torch model are zero, and which of them its norms leave out already."""
+"""Find the units of a masked torch model that are zero, and those that its norms already exclude."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lilliput.graph.norms import find_norms
 
 
 def zeros_in(parameters: Mapping[str, Tensor]) -> Zeros:
-    """Return the zeros of weights or masks, for ``find_dead``; tensors not given (buffers) do not count."""
+    """Return the zeros of weights or masks, for ``find_dead``; other tensors (buffers) are ignored."""
 
     def zeros(piece: Slice) -> Flags | None:
         tensor = parameters.get(piece.tensor)
@@ -47,7 +47,7 @@ def _dead_indices(piece: Slice, tensor: Tensor) -> Flags:
 
 
 def unseen_by_norms(analysis: Analysis, model: nn.Module) -> Flags:
-    """Return the classes that the norms of a live model leave out already, or never see."""
+    """Return the classes that the norms of a masked model already exclude, or never see."""
     find = analysis.walk.labels.find
     seen: Flags = np.zeros(analysis.walk.labels.count, bool)
     for norm in find_norms(analysis):

@@ -1,4 +1,4 @@
-"""Which layers a model has: one LayerInfo per weight, tied weights joined, wrappers looked through."""
+"""Find the layers of a model: one LayerInfo per weight; tied weights are joined, model wrappers skipped."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lilliput.errors import UnsupportedModelError
 from lilliput.frameworks.torch.sidecar import Sidecar
 from lilliput.frameworks.torch.weights import bias_name, peek, plain_type, unshadowed, weight_names
 
-# What 'default' means: layers that hold most of the weights. Never norm layers.
+# The meaning of 'default': layers with most of the weights, never norm layers.
 DEFAULT_TYPES = frozenset(
     {
         *("Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"),
@@ -29,10 +29,10 @@ _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def discover(model: nn.Module) -> list[LayerInfo]:
-    """Return every layer that could be compressed, in the order of ``named_modules()``.
+    """Return every layer that can be compressed, in the order of ``named_modules()``.
 
-    A layer is a module with weights of its own, or a leaf without any (an activation). Prefixes of
-    DistributedDataParallel, DataParallel and torch.compile are left out of the names.
+    A layer is a module with its own weights, or a leaf without any (an activation). Prefixes of
+    DistributedDataParallel, DataParallel and torch.compile are removed from the names.
     """
     found: list[LayerInfo] = []
     by_weight: dict[int, int] = {}
@@ -54,7 +54,7 @@ def discover(model: nn.Module) -> list[LayerInfo]:
                 index = by_weight[id(weight)]
                 found[index] = _join(found[index], owner)
                 continue
-            if is_held:  # what a parametrization computes is another tensor at each read
+            if is_held:  # a parametrization computes another tensor at each read
                 by_weight[id(weight)] = len(found)
             full_name = path if len(names) == 1 and path else ".".join(filter(None, (path, name)))
             cls = plain_type(type(module))
@@ -66,7 +66,7 @@ def discover(model: nn.Module) -> list[LayerInfo]:
     for paths, module, _ in places:
         for name, parameter in module._parameters.items():
             index = by_weight.get(id(parameter), -1)
-            # Another module may hold a layer's weight under a name that is not one of a weight.
+            # Another module may have a layer's weight under a name that is not that of a weight.
             if index >= 0 and all(owner.module is not module for owner in found[index].owners):
                 found[index] = _join(found[index], Owner(paths, module, name, None))
     return found
@@ -81,7 +81,7 @@ def parts_of(model: nn.Module) -> list[tuple[str, Any]]:
 
 
 def find_modules(model: nn.Module) -> list[LayerInfo]:
-    """Return every module, the model itself first, as something that returns an output."""
+    """Return every module, the model itself first, as entries with an output."""
     found = []
     for paths, module, is_bypassed in _walk(unwrapped(model)):
         cls, owner = plain_type(type(module)), Owner(paths, module, None, None)
@@ -91,7 +91,7 @@ def find_modules(model: nn.Module) -> list[LayerInfo]:
 
 
 def find_parameters(model: nn.Module) -> dict[str, LayerInfo]:
-    """Return every floating-point parameter under all its full names, each as a layer of its own."""
+    """Return every floating-point parameter under all its full names, each as its own layer."""
     found: dict[int, LayerInfo] = {}
     for paths, module, _ in _walk(unwrapped(model)):
         for name in (*module._parameters, *getattr(module, "parametrizations", ())):
@@ -111,7 +111,7 @@ def find_parameters(model: nn.Module) -> dict[str, LayerInfo]:
 
 
 def _axes(module: nn.Module) -> dict[str, Any]:
-    """Return where a layer counts its output channels; see LayerInfo."""
+    """Return the channel axes of a layer; see LayerInfo."""
     if isinstance(module, nn.modules.conv._ConvNd):
         axes: dict[str, Any] = {"channel_axis": -1 - len(module.kernel_size)}
         if module.transposed:
@@ -167,7 +167,7 @@ def _is_usable(weight: object, path: str, name: str) -> bool:
 
 
 def _type_names(cls: type) -> frozenset[str]:
-    """Return the class names that find a layer: its own and those of its bases."""
+    """Return the class names that match a layer: its own and those of its bases."""
     return frozenset(c.__name__ for c in cls.__mro__ if c not in (nn.Module, object))
 
 

@@ -1,4 +1,4 @@
-"""What each layer reads and returns, along with the gradients of both through that layer alone."""
+"""Inputs and outputs of each layer, with the gradients of both through that layer alone."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor, nn
 
 from lilliput.frameworks.torch.features import are_shares
 
-_SMALLEST = 1e-12  # probability whose logarithm is taken
+_SMALLEST = 1e-12  # lower bound of a probability before its logarithm
 
-# task(input, gradient of it through this layer, output, gradient of it); None where there is none.
+# task(input, its gradient through this layer, output, its gradient); None if there is none.
 Task = Callable[[Tensor, Tensor | None, Tensor, Tensor], None]
 
 
 def watch_effects(module: nn.Module, task: Task, is_shared: bool = False) -> list[Any]:
     """Call a task in each backward for each call of a module; return removable handles.
 
-    The input is handed on as a tensor of its own, so that its gradient is what this module alone passes
-    back, whoever else reads the tensor. Its parameters need no gradient as long as it is watched, which
-    saves a third of the backward; those that are shared with another module stay as they are.
+    The input is passed as a separate tensor, so that its gradient is that of this module alone,
+    whatever else reads the tensor. The module's parameters require no gradient while it is observed, which
+    saves a third of the backward; parameters shared with another module are not changed.
     """
     handles: list[Any] = [
         module.register_forward_pre_hook(_own_input),
@@ -35,7 +35,7 @@ def watch_effects(module: nn.Module, task: Task, is_shared: bool = False) -> lis
 
 
 class _Frozen:
-    """Parameters without gradients, from the first call of a module with numbers, until it is removed."""
+    """Parameters without gradients, from the first call of a module with floats, until it is removed."""
 
     def __init__(self) -> None:
         self.held: list[nn.Parameter] = []
@@ -43,7 +43,7 @@ class _Frozen:
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         first = args[0] if args else None
         if not isinstance(first, Tensor) or not first.requires_grad:
-            return  # tokens: the way back ends at the weight
+            return  # tokens: backward ends at the weight
         for parameter in module.parameters(recurse=False):
             if parameter.requires_grad:
                 parameter.requires_grad_(False)
@@ -73,15 +73,15 @@ class _Watch:
             return
         if not output.requires_grad:
             return
-        # Hooks hold values without a graph: one that held the tensor it is on would keep it, and all
-        # activations behind it, alive for good, as Python cannot see through autograd.
-        read, returned = args[0].detach(), output.detach().clone()  # before one works in place
+        # Hooks must not reference tensors with a graph: a hook that referenced its own tensor would
+        # keep it and all activations behind it alive, because Python cannot see through autograd.
+        read, returned = args[0].detach(), output.detach().clone()  # before an in-place operation
         has_gradient = args[0].requires_grad
         held: list[Tensor] = []
 
         def on_output(gradient: Tensor) -> None:
             held.append(gradient.detach())
-            if not has_gradient:  # of integers, such as tokens
+            if not has_gradient:  # integers, such as tokens
                 self.task(read, None, returned, held.pop())
 
         def on_input(gradient: Tensor) -> None:
@@ -95,7 +95,7 @@ class _Watch:
 
 @torch.no_grad()
 def response(module: nn.Module, weight_name: str, weight: Tensor, inputs: Tensor) -> Tensor:
-    """Return what a module would return with another weight and without bias."""
+    """Return the output of a module with another weight and without bias."""
     others = {name: torch.zeros_like(p) for name, p in module.named_parameters(recurse=False)}
     changed = {**others, weight_name: weight}
     found: Tensor = torch.func.functional_call(module, changed, (inputs,))
@@ -103,10 +103,10 @@ def response(module: nn.Module, weight_name: str, weight: Tensor, inputs: Tensor
 
 
 def sampled_loss(outputs: Any, seed: int) -> Tensor | None:
-    """Return minus the log-likelihood of classes drawn as the model itself expects them.
+    """Return minus the log-likelihood of classes sampled from the model's own predictions.
 
     The mean square of its derivative along a change of the model is, to second order, twice the
-    KL divergence that the change makes. Outputs that are probabilities are taken as such, others as
+    KL divergence caused by the change. Probabilities are used directly, other outputs as
     logits. None if the outputs are not one row of classes per example.
     """
     found = getattr(outputs, "logits", outputs)
@@ -115,7 +115,7 @@ def sampled_loss(outputs: Any, seed: int) -> Tensor | None:
     values = found.float()
     is_done = are_shares(values.detach(), 1)
     logs = values.clamp(min=_SMALLEST).log() if is_done else values.log_softmax(1)
-    # By NumPy, so that Keras models draw the same.
+    # With NumPy, so that Keras models sample the same classes.
     draws = np.random.default_rng(seed).random((len(values), 1)).astype(np.float32)
     reached = logs.detach().exp().cumsum(1)
     drawn = (reached < torch.from_numpy(draws).to(reached.device)).sum(1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Put two layers in the place of one: what a factorization does to torch modules."""
+"""Replace one layer by two: the torch part of factorization."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from lilliput.frameworks.torch.sidecar import SIDECAR
 from lilliput.frameworks.torch.weights import is_parametrized, is_sharded
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-# In evaluation it hands the weights of its parts to one fused kernel.
+# In evaluation it passes the weights of its parts to one fused kernel.
 _READER = nn.TransformerEncoderLayer
-_SEQUENTIAL = nn.Sequential()  # what takes the place of a layer
+_SEQUENTIAL = nn.Sequential()  # replaces a layer
 
 
 def problem_of(model: nn.Module, layer: LayerInfo) -> str:
-    """Return what the user has to change before a layer can be replaced, '' if nothing."""
+    """Return what the user has to change before a layer can be replaced, or ''."""
     module = layer.module
     if SIDECAR in module._modules:
         return (
@@ -29,7 +29,7 @@ def problem_of(model: nn.Module, layer: LayerInfo) -> str:
             "attaching it"
         )
     if module is unwrapped(model):
-        return "is the whole model, and has no parent to be replaced in; put it into a Sequential"
+        return "is the whole model, without a parent to replace it in; put it into a Sequential"
     if is_sharded(module._parameters.get(str(layer.weight_name))):
         return "is sharded across processes; factorize before fully_shard()"
     if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
@@ -39,14 +39,14 @@ def problem_of(model: nn.Module, layer: LayerInfo) -> str:
         for read in () if is_torch else reads_of(parent, path):
             if not hasattr(_SEQUENTIAL, read.attribute):
                 return (
-                    f"is used directly: {read.place} reads its {read.attribute!r}, which two layers in its "
-                    "place do not have; exclude it"
+                    f"is used directly: {read.place} reads its {read.attribute!r}, which two layers "
+                    "do not have; exclude it"
                 )
     return ""
 
 
 def obstacle_of(model: nn.Module, layer: LayerInfo) -> str:
-    """Return why two layers cannot take the place of one, '' if they can."""
+    """Return why one layer cannot be replaced by two, or '' if it can."""
     module = layer.module
     if any(isinstance(parent, _READER) for parent in _parents(model, layer)):
         return "its parent also reads its weight, in evaluation"
@@ -65,12 +65,12 @@ def obstacle_of(model: nn.Module, layer: LayerInfo) -> str:
 
 
 def _parents(model: nn.Module, layer: LayerInfo) -> list[nn.Module]:
-    """Return the modules that hold a layer."""
+    """Return the parent modules of a layer."""
     return [parent for parent, path in _holders(model, layer) if "." not in path]
 
 
 def _holders(model: nn.Module, layer: LayerInfo) -> Iterator[tuple[nn.Module, str]]:
-    """Yield each module that a layer is inside of, and the path of the layer in it."""
+    """Yield each module that contains a layer, and the path of the layer in it."""
     for parts in (path.split(".") for owner in layer.owners for path in owner.paths):
         for i in range(len(parts)):
             holder = unwrapped(model).get_submodule(".".join(parts[:i]))
@@ -107,7 +107,7 @@ def two_layers(layer: LayerInfo, left: Any, right: Any) -> tuple[nn.Module, nn.M
 def replace_layers(
     model: nn.Module, pairs: Sequence[tuple[LayerInfo, nn.Module, nn.Module]]
 ) -> None:
-    """Put each pair, one after the other, into all places of its layer."""
+    """Replace each layer by its pair, everywhere it occurs."""
     for layer, first, second in pairs:
         both = nn.Sequential(first, second).train(layer.module.training)
         for path in layer.owners[0].paths:
@@ -117,12 +117,12 @@ def replace_layers(
 
 
 def count_bytes(model: nn.Module) -> tuple[int, int]:
-    """Return how many parameters a model has, and the bytes of its state dict."""
+    """Return the number of parameters of a model, and the bytes of its state dict."""
     tensors = {x.data_ptr(): x for x in model.state_dict().values() if isinstance(x, torch.Tensor)}
     sizes = [x.numel() * x.element_size() for x in tensors.values()]
     return sum(p.numel() for p in model.parameters()), sum(sizes)
 
 
 def tolerance(weight: torch.Tensor, close: float) -> float:
-    """Return how close products are in a tensor's precision."""
+    """Return the tolerance of products in a tensor's precision."""
     return max(close, 8 * torch.finfo(weight.dtype).eps)

@@ -1,8 +1,8 @@
 """Fake quantization with its gradient, in few passes over the data.
 
-Forward is ``clip(round(x / s), low - z, high - z) * s`` on one buffer, in place. The gradient passes
-where ``x`` is inside the range; ``hardtanh_backward`` computes just that in one pass, several times
-faster on CPU than a mask of booleans. Results equal those of ``torch.fake_quantize_per_*_affine``.
+The forward pass is ``clip(round(x / s), low - z, high - z) * s`` on one buffer, in place. The gradient
+passes where ``x`` is inside the range; ``hardtanh_backward`` computes that in one pass, several times
+faster on CPU than a boolean mask. Results equal those of ``torch.fake_quantize_per_*_affine``.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 Bound = float | Tensor
-_COARSE = 255  # steps on a grid up to which float32 resolves what rounding changes
+_COARSE = 255  # number of steps up to which float32 resolves the effect of rounding
 
 
 def fake_quantize(
     tensor: Tensor, scale: Tensor, low: int, high: int, zero_point: Tensor | None = None
 ) -> Tensor:
-    """Return a tensor rounded to a grid; the gradient passes inside the range and nowhere else.
+    """Return a tensor rounded to a grid; the gradient passes only inside the range.
 
-    Half precision is to be widened before: the reciprocal of a small scale overflows there.
+    Half precision must be widened before, because the reciprocal of a small scale overflows there.
     """
     bottom, top = _bounds(low, high, zero_point)
     if not (torch.is_grad_enabled() and tensor.requires_grad):
@@ -54,10 +54,10 @@ def learned_fake_quantize(
     zero_point: Tensor | None = None,
     offset: Tensor | None = None,
 ) -> Tensor:
-    """Return a tensor rounded to a grid whose scale is learned (LSQ), and its offset too (LSQ+).
+    """Return a tensor rounded to a grid with a learned scale (LSQ), and optionally a learned offset (LSQ+).
 
     The offset is the real number that the lowest integer represents; the zero point is then the
-    integer next to ``low - offset / scale``.
+    integer nearest to ``low - offset / scale``.
     """
     if offset is not None:
         zero_point = offset_to_zero_point(scale.detach(), offset.detach(), low, high)
@@ -69,12 +69,12 @@ def learned_fake_quantize(
 
 
 def offset_to_zero_point(scale: Tensor, offset: Tensor, low: int, high: int) -> Tensor:
-    """Return the zero point with which the lowest integer represents ``offset``, approximately."""
+    """Return the zero point for which the lowest integer represents ``offset``, approximately."""
     return (low - offset / scale).round_().clamp_(low, high)
 
 
 def _bounds(low: int, high: int, zero_point: Tensor | None) -> tuple[Bound, Bound]:
-    """Return the range of ``round(x / s)``, as plain numbers where that needs no waiting."""
+    """Return the range of ``round(x / s)``, as plain numbers if that requires no synchronization."""
     if zero_point is None:
         return low, high
     if zero_point.numel() == 1 and zero_point.device.type == "cpu" and not _is_traced():
@@ -89,7 +89,7 @@ def _is_traced() -> bool:
 
 def _round(tensor: Tensor, scale: Tensor, bottom: Any, top: Any) -> Tensor:
     rounded = (tensor * scale.reciprocal()).round_()
-    # vmap knows clamp, but not in place.
+    # vmap supports clamp, but not in place.
     clipped = rounded.clamp(bottom, top) if _is_traced() else rounded.clamp_(bottom, top)
     return clipped.mul_(scale)
 
@@ -165,7 +165,8 @@ class _LearnedFakeQuantize(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         tensor, scale, offset, ctx.bottom, ctx.top, ctx.gradient_scale, ctx.is_fine = inputs
         ctx.save_for_backward(tensor, scale, offset)
-        # Autograd would refuse a saved output that somebody adds to in place; we can do without it.
+        # Autograd would raise for a saved output that is later changed in place, so it is not
+        # saved.
         ctx.output = None if _is_traced() or output.is_inference() else output.detach()
         ctx.version = 0 if ctx.output is None else ctx.output._version
 
@@ -173,7 +174,7 @@ class _LearnedFakeQuantize(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         tensor, scale, offset = ctx.saved_tensors
         grad, output, pattern = grads[0], ctx.output, None
-        # Of an embedding: rows that were not read have none. What is compiled may not ask for that.
+        # Unused rows of an embedding have no gradient. Compiled code cannot check for that.
         if not torch.compiler.is_compiling() and grad.is_sparse:
             pattern = grad.coalesce()
             grad = pattern.to_dense()
@@ -186,7 +187,7 @@ class _LearnedFakeQuantize(torch.autograd.Function):
             for_offset = clipped * ctx.gradient_scale
         if ctx.needs_input_grad[1]:
             total = _scale_gradient(grad, passed, tensor, output, scale, ctx.is_fine)
-            if offset is not None:  # both are measured from the offset
+            if offset is not None:  # both are relative to the offset
                 total = total - offset * clipped
             for_scale = total / scale * ctx.gradient_scale
         passed = passed if pattern is None else passed.sparse_mask(pattern)
@@ -196,10 +197,10 @@ class _LearnedFakeQuantize(torch.autograd.Function):
 def _scale_gradient(
     grad: Tensor, passed: Tensor, tensor: Tensor, output: Tensor, scale: Tensor, is_fine: bool
 ) -> Tensor:
-    """Return ``sum(g * y) - sum(dx * x)`` over all that share a scale.
+    """Return ``sum(g * y) - sum(dx * x)`` over all entries that share a scale.
 
     On a fine grid both sums are thousands of times larger than their difference, which is then
-    taken entry by entry, in double precision: ``y`` as the exact multiple of the scale.
+    computed entry by entry, in double precision, with ``y`` as the exact multiple of the scale.
     """
     if not is_fine:
         return _dot(grad, output, scale) - _dot(passed, tensor, scale)
@@ -210,7 +211,7 @@ def _scale_gradient(
 
 
 def _dot(left: Tensor, right: Tensor, like: Tensor) -> Tensor:
-    """Return the sum of products over all that share a scale."""
+    """Return the sum of products over all entries that share a scale."""
     if like.numel() == 1:
         order = order_in_memory(left)
         flat = (x.permute(order).reshape(-1) for x in (left, right))
@@ -219,9 +220,9 @@ def _dot(left: Tensor, right: Tensor, like: Tensor) -> Tensor:
 
 
 def order_in_memory(tensor: Tensor) -> list[int]:
-    """Return the axes as they lie in memory: torch is ten times slower on any other order.
+    """Return the axes in memory order: torch is ten times slower in any other order.
 
-    While a graph is traced, the axes as they are: strides may be open there, and compilers find the order.
+    While a graph is traced, the given order: strides may be symbolic, and compilers find the order.
     """
     axes = list(range(tensor.dim()))
     if torch.compiler.is_compiling():

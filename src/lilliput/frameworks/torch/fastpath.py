@@ -1,4 +1,4 @@
-"""Keep torch from running a whole transformer layer as one fused kernel, and from packing its batches."""
+"""Prevent torch from running a whole transformer layer as one fused kernel, and from packing its batches."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import nn
 _lock = Lock()
 _users = 0
 _was_enabled = True
-_PACKS = "_lilliput_packs"  # what an encoder holds while it passes padded batches on as they are
+_PACKS = "_lilliput_packs"  # marks an encoder that does not pack padded batches for now
 
 
 @contextmanager
 def calling_modules() -> Iterator[None]:
     """A context in which transformer layers call their parts.
 
-    The switch is one for all threads: the first to come turns it off, the last to go turns it on.
+    The switch is shared by all threads: the first one turns it off, the last one turns it on.
     """
     global _users, _was_enabled
     with _lock:
@@ -37,10 +37,10 @@ def calling_modules() -> Iterator[None]:
 
 
 def pass_padded(model: nn.Module) -> None:
-    """Let encoders pass padded batches on as they are, for as long as hooks of ours are inside.
+    """Prevent encoders from packing padded batches while they contain our hooks.
 
-    In evaluation, ``nn.TransformerEncoder`` makes nested tensors of them, which nothing but its fused kernel
-    takes; and layers with hooks do not go through that.
+    In evaluation, ``nn.TransformerEncoder`` turns padded batches into nested tensors, which only its fused
+    kernel supports, and layers with hooks do not use that kernel.
     """
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder):

@@ -1,4 +1,4 @@
-"""What modules return in one run: of a student as it trains, and of its teacher on the same inputs."""
+"""Outputs of modules in one run: of a student in training, and of its teacher on the same inputs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def list_modules(model: nn.Module) -> list[LayerInfo]:
 
 
 def frozen_copy(model: nn.Module) -> nn.Module:
-    """Return a copy in eval mode without gradients; refuse a model that compressors have changed."""
+    """Return a copy in eval mode without gradients; raise if compressors have changed the model."""
     plain = unwrapped(model)
     at_work = next((m for m in plain.modules() if isinstance(m, ModuleWrapper)), None)
     if at_work is not None:
@@ -59,33 +59,33 @@ def frozen_copy(model: nn.Module) -> nn.Module:
 
 
 def move_like(teacher: nn.Module, model: nn.Module) -> None:
-    """Bring a teacher to the device of a model's parameters."""
+    """Move a teacher to the device of a model's parameters."""
     place, own = next(model.parameters(), None), next(teacher.parameters(), None)
     if place is not None and own is not None and own.device != place.device:
         teacher.to(place.device)
 
 
 class Recorder:
-    """Collects what chosen modules return while the whole model runs with gradients."""
+    """Records the outputs of chosen modules while the whole model runs with gradients."""
 
     def __init__(self, task: Callable[[Run], None]) -> None:
         self.task = task
         self.run: Run | None = None
 
     def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Start a run, if it is one that could be trained by."""
+        """Start recording a run, if it has gradients."""
         self.run = None
         if torch.is_grad_enabled():
             stamps = [] if torch.compiler.is_compiling() else _stamps((args, kwargs))
             self.run = Run(args, kwargs, model.training, {}, stamps)
 
     def add(self, name: str, output: Any) -> None:
-        """Take what a module returned; a copy, since the next layer may write to it in place."""
+        """Record the output of a module; a copy, since the next layer may change it in place."""
         if self.run is not None:
             self.run.outputs.setdefault(name, []).append(tree_map(_cloned, output))
 
     def end(self, output: Any) -> None:
-        """Hand the run over."""
+        """Pass on the completed run."""
         run, self.run = self.run, None
         if run is not None:
             run.result = output
@@ -93,13 +93,13 @@ class Recorder:
 
 
 class Watch:
-    """A hook on one module on behalf of a recorder; copies of the module are not watched."""
+    """A hook on one module for a recorder; copies of the module are not observed."""
 
     def __init__(self, recorder: Recorder | None, name: str = "", begins: bool = False) -> None:
         self.recorder, self.name, self.begins = recorder, name, begins
 
     def __call__(self, module: nn.Module, args: Any, *rest: Any) -> None:
-        """Tell the recorder that the model begins to run, or what a module returned."""
+        """Notify the recorder of the start of a run, or of the output of a module."""
         if self.recorder is None:
             return
         if self.begins:
@@ -134,7 +134,7 @@ def record(model: nn.Module, wrappers: Sequence[Any], task: Callable[[Run], None
 def outputs_of(
     model: nn.Module, names: Sequence[str], run: Run, forward: Any = None
 ) -> dict[str, list[Any]]:
-    """Run a model in eval mode without gradients, and leave its modes as they were."""
+    """Run a model in eval mode without gradients, and restore its modes."""
     plain = unwrapped(model)
     found: dict[str, list[Any]] = {}
 
@@ -157,7 +157,7 @@ def outputs_of(
 
 
 def check_inputs(run: Run) -> None:
-    """Raise if inputs were written to in place: the teacher would see others than the student saw."""
+    """Raise if inputs were changed in place: the teacher would get other inputs than the student."""
     if any(tensor._version != version for tensor, version in run.stamps):
         raise StageError(
             "loss() would give the teacher different inputs than the model: a tensor of the batch was "
@@ -176,7 +176,7 @@ def check_trainable(tensor: Tensor, name: str) -> None:
 
 
 def are_shares(tensor: Tensor, axis: int) -> bool:
-    """Whether no value is below 0 and they add up to 1 along an axis, up to rounding."""
+    """Whether values are at least 0 and add up to 1 along an axis, up to rounding."""
     total = tensor.sum(axis)
     return bool((tensor >= 0).all()) and bool(((total - 1).abs() < 1e-2).all())
 

@@ -1,4 +1,4 @@
-"""Tensors to safetensors and back, and to bits that any framework can read."""
+"""Read and write tensors as safetensors, and as bits that any framework can read."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _MOST_BYTES = 8  # of a number
 
 def dump_tensors(tensors: Mapping[str, Tensor]) -> bytes:
     """Return tensors as the bytes of a safetensors file; tied weights are written once per name."""
-    from safetensors import TensorSpec, serialize  # here: importing Lilliput is to be quick
+    from safetensors import TensorSpec, serialize  # imported here to keep importing Lilliput fast
 
     plain = {key: whole(t.detach()).cpu().contiguous() for key, t in tensors.items()}
-    # Straight from torch's memory: safetensors.torch.save would need NumPy for it.
+    # Directly from torch's memory, because safetensors.torch.save would need NumPy.
     specs = {
         key: TensorSpec(
             dtype=str(t.dtype).removeprefix("torch."),
@@ -45,7 +45,7 @@ def parse_tensors(data: bytes) -> dict[str, Tensor]:
 
 
 def check_storable(state: Mapping[str, Tensor]) -> None:
-    """Refuse tensors that a file cannot hold: those without values, and those that are not an array."""
+    """Raise for tensors that a file cannot store: those without values, and those that are not arrays."""
     for name, tensor in state.items():
         if is_lazy(tensor):
             why = "has no shape yet; call the model once first"
@@ -54,21 +54,21 @@ def check_storable(state: Mapping[str, Tensor]) -> None:
         elif tensor.layout is not torch.strided:
             why = f"has the layout {tensor.layout}; expected a dense tensor: call to_dense() on it first"
         elif tensor.is_quantized or tensor.element_size() > _MOST_BYTES:
-            why = f"has the type {type_of(tensor)}, which files of weights do not hold; convert it first"
+            why = f"has the type {type_of(tensor)}, which weight files do not support; convert it first"
         else:
             continue
         raise StateError(f"tensor {name!r} {why}.")
 
 
 def check_tied(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    """Refuse tensors that differ where a model has one for both: the first would be lost.
+    """Raise if tensors differ that are a single tensor in the model: the first would be lost.
 
     Parameters
     ----------
     state : dict
         The state dict of the model.
     tensors : dict
-        What is to be loaded into it.
+        The tensors to load into it.
     """
     known: dict[Any, str] = {}
     for name, held in state.items():
@@ -90,7 +90,7 @@ def _is_same(one: Tensor, other: Tensor) -> bool:
 
 
 def type_of(tensor: Tensor) -> str:
-    """Return the name of a tensor's type, as NumPy would say it."""
+    """Return the name of a tensor's type in NumPy."""
     return str(tensor.dtype).removeprefix("torch.")
 
 

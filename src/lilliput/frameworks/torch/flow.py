@@ -1,4 +1,4 @@
-"""Record how tensors flow through a torch model, by running it once."""
+"""Record the flow of tensors through a torch model by running it once."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _KINDS = {
 
 @torch.no_grad()
 def record_flow(model: nn.Module, run: Callable[[], Any]) -> Flow:
-    """Run a model in eval mode, and return which operation and module made and read which values."""
+    """Run a model in eval mode, and return which operations and modules produce and read which values."""
     modes = {module: module.training for module in model.modules()}
     recorder = _Recorder(model)
     handles = [
@@ -69,7 +69,7 @@ def record_flow(model: nn.Module, run: Callable[[], Any]) -> Flow:
 
 
 def shorten(batch: Any, rows: int = 2) -> Any:
-    """Return a batch with its first rows only, where all its tensors have equally many."""
+    """Return a batch with its first rows only, if all its tensors have the same number of rows."""
     items, layout = tree_flatten(batch)
     lengths = {x.shape[0] if x.dim() else 0 for x in items if isinstance(x, Tensor)}
     if len(lengths) != 1 or lengths <= set(range(rows + 1)):
@@ -80,19 +80,19 @@ def shorten(batch: Any, rows: int = 2) -> Any:
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # so that the compiler, seconds of imports, is not loaded for nothing
+        return False  # so that the compiler, seconds of imports, is not loaded needlessly
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.paths = {module: path for path, module in model.named_modules()}
-        self.thread = get_ident()  # modules that run in others are none of ours
+        self.thread = get_ident()  # ignores modules that run in other threads
         self.stack: list[str] = []
         self.entered: list[tuple[int, ...]] = []
         self.operations: list[Operation] = []
         self.calls: list[ModuleCall] = []
         self.values: dict[int, int] = {}
         self.count = 0
-        self.alive: list[Any] = []  # so that no identity is given away twice
+        self.alive: list[Any] = []  # so that no id is reused
 
     def value_of(self, tensor: Tensor) -> int:
         found = self.values.get(id(tensor))
@@ -125,10 +125,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         inputs = self.numbers((args, kwargs))
         output = func(*args, **(kwargs or {}))
         tensors = [x for x in tree_flatten(output)[0] if isinstance(x, Tensor)]
-        # An operation in place returns a tensor that is known already, but it is a new value.
+        # An in-place operation returns a known tensor, but it is a new value.
         outputs = tuple(self.new(x) for x in tensors if x.is_floating_point())
         name = func._overloadpacket._qualified_op_name.split("::")[1].rstrip("_")
-        # One that takes its statistics from the batch even now cannot become part of a layer.
+        # A norm that uses batch statistics even in evaluation cannot be folded into a layer.
         is_norm = "batch_norm" in name and not any(x is True for x in args)
         kind = "norm" if is_norm else _KINDS.get(name, "")
         bounds = _bounds(name, args[1:], kwargs or {}) if kind == "clip" else None
@@ -137,7 +137,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _bounds(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[float, float] | None:
-    """Return between which numbers a clip leaves values as they are; None if tensors say so."""
+    """Return the bounds within which a clip keeps values unchanged; None if they are tensors."""
     if name == "relu":
         return 0.0, math.inf
     names, default = ("min_val", "max_val"), (-1.0, 1.0)

@@ -1,4 +1,4 @@
-"""Gradients of quantization: straight through, or as the user's QuantGrad says."""
+"""Gradients of quantization: straight through, or defined by the user's QuantGrad."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from lilliput.config.layer import QuantType
 from lilliput.errors import StageError
 from lilliput.ops.grad import QuantGrad
 
-# Functions here return ``detach()`` of an input: the same memory, but not a view of it, which no one
-# could change in place (``relu_``, ``+=``).
+# Functions here return ``detach()`` of an input: the same memory, but not a view, which could not
+# be changed in place (``relu_``, ``+=``).
 
 
 class _StraightThrough(torch.autograd.Function):
-    """Forward the quantized value; the gradient of it goes to the tensor as it is.
+    """Return the quantized value; its gradient goes to the tensor unchanged.
 
-    It goes to the quantized value as well, for parameters of the quantizer (a learned scale).
+    It also goes to the quantized value, for parameters of the quantizer (a learned scale).
     """
 
     generate_vmap_rule = True
@@ -39,9 +39,9 @@ class _StraightThrough(torch.autograd.Function):
 
 
 class _CustomGrad(torch.autograd.Function):
-    """Forward the quantized value, backward what ``quant_backward`` makes of the gradient."""
+    """Return the quantized value; ``quant_backward`` computes the gradient."""
 
-    # All methods are static on purpose: a classmethod backward cannot be compiled.
+    # All methods are deliberately static: a classmethod backward cannot be compiled.
     generate_vmap_rule = True
 
     @staticmethod
@@ -58,13 +58,13 @@ class _CustomGrad(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (tensor,) = ctx.saved_tensors
-        # A clone: user rules may edit the gradient in place, and autograd may share it.
+        # A clone, because user rules may edit the gradient in place, and autograd may share it.
         grad = ctx.rule.quant_backward(tensor, grads[0].clone(), ctx.quant_type)
         return grad, grads[0] if ctx.needs_input_grad[1] else None, None, None
 
 
 class _MapGradient(torch.autograd.Function):
-    """Forward the tensor, backward what a function makes of the gradient."""
+    """Return the tensor; a function transforms the gradient."""
 
     generate_vmap_rule = True
 
@@ -82,8 +82,8 @@ class _MapGradient(torch.autograd.Function):
 
 
 def map_gradient(tensor: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return the tensor itself, whose gradient goes through ``function`` on its way back."""
-    is_forward = forward_ad._current_level >= 0  # which has no way back
+    """Return the tensor unchanged; its gradient passes through ``function``."""
+    is_forward = forward_ad._current_level >= 0  # which has no backward
     if is_forward or not (torch.is_grad_enabled() and tensor.requires_grad):
         return tensor
     result: Tensor = _MapGradient.apply(tensor, function)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""A captured torch graph in neutral words: the ops of :mod:`lilliput.graph.ir`, arguments by name."""
+"""A captured torch graph as neutral ops of :mod:`lilliput.graph.ir`, with named arguments."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def graph_of(model: nn.Module, example_inputs: Any) -> Graph:
 
 
 def to_graph(captured: Captured) -> Graph:
-    """Return a captured graph in neutral words; the captured one is its ``source``."""
+    """Return a captured graph as neutral ops; the captured one is its ``source``."""
     return _Reader(captured).read()
 
 
@@ -119,7 +119,7 @@ class _Reader:
         return tensor
 
     def _attribute(self, target: str) -> Tensor | None:
-        """Return a parameter or buffer under its first name; one tensor for all its names."""
+        """Return a parameter or buffer under its first name, one tensor for all its names."""
         held = self.captured.tensors.get(target)
         if held is None:
             return None
@@ -140,7 +140,7 @@ class _Reader:
         name = _NEUTRAL.get(title, title)
         try:
             _COMPLETE.get(name, _nothing)(title, arguments)
-        except (KeyError, TypeError, ValueError):  # called in a way that is not known
+        except (KeyError, TypeError, ValueError):  # called in an unknown way
             name = title
         is_op = isinstance(node.target, torch._ops.OpOverload)
         op = Op(
@@ -156,7 +156,7 @@ class _Reader:
         return self.graph.add(op, *_shapes(value))
 
     def _arguments(self, node: fx.Node) -> dict[str, Any]:
-        """Return an op's arguments by name, nodes replaced by what they made."""
+        """Return an op's arguments by name, with nodes replaced by their results."""
         if not hasattr(node.target, "_schema"):
             return {**{str(i): self.given(x) for i, x in enumerate(node.args)}, **node.kwargs}
         found = {}
@@ -166,7 +166,7 @@ class _Reader:
         return found
 
     def given(self, argument: Any) -> Any:
-        """Return what an argument of a node is: tensors for nodes, hints for symbolic sizes."""
+        """Return the value of a node's argument: tensors for nodes, hints for symbolic sizes."""
         if isinstance(argument, fx.Node):
             return self.made.get(argument)
         if isinstance(argument, (list, tuple)):
@@ -174,7 +174,7 @@ class _Reader:
         return argument
 
     def _run(self, node: fx.Node, array: Array) -> Array:
-        """Run an op on other numbers in place of the one tensor that it reads."""
+        """Run an op with other values for the only tensor that it reads."""
         tensor = torch.from_numpy(np.ascontiguousarray(array))
         given = [self.given(x) for x in node.args]
         arguments = [tensor if isinstance(x, Tensor) else x for x in given]
@@ -197,7 +197,7 @@ def _is_pointwise(target: Any) -> bool:
 
 
 def _shapes(value: Any) -> tuple[Any, Any]:
-    """Return the shapes and types of what a node makes."""
+    """Return the shapes and types of a node's results."""
     if isinstance(value, TorchTensor):
         return shape_of(value), str(value.dtype)
     if isinstance(value, (list, tuple)):
@@ -220,7 +220,7 @@ def _flatten(content: Any) -> list[Any]:
     return [content]
 
 
-# -- arguments that ops of one family name or count differently --------------------------------------
+# -- arguments with different names or conventions within a family of ops --------------------------
 
 
 def _nothing(title: str, arguments: dict[str, Any]) -> None:
@@ -239,7 +239,7 @@ def _addmm(title: str, arguments: dict[str, Any]) -> None:
 
 
 def _permute(title: str, arguments: dict[str, Any]) -> None:
-    """Write every reordering of dimensions as the order they are in afterwards."""
+    """Write every reordering of dimensions as their new order."""
     count = len(arguments["input"].shape)
     order = list(range(count))
     if title == "permute":

@@ -1,15 +1,15 @@
-"""How masks and fake quantization reach a module: a shadow property and a sidecar.
+"""How masks and fake quantization are applied to a module: by a shadow property and a sidecar.
 
 The raw Parameter keeps its place and name in the module. The module's class is replaced by a cached
 subclass of the same name (:mod:`shadow`), on which the attribute (``weight``) is a property that
 returns the compressed weight: the Parameter itself with its zeros under a mask, a computed tensor under
-a quantizer. Wrappers with their buffers live in a child module, the :mod:`sidecar`. Every reader of the
-attribute sees the compressed weight: the module's own forward, its parent (MultiheadAttention),
+a quantizer. Wrappers with their buffers are stored in a child module, the :mod:`sidecar`. Every reader of
+the attribute sees the compressed weight: the module's own forward, its parent (MultiheadAttention),
 ``F.linear(x, layer.weight)``, torch.compile and torch.export.
 
 Invariants
 ----------
-- A module is shadowed if and only if it has a sidecar, unless somebody else changed its class in
+- A module is shadowed if and only if it has a sidecar, unless other code changed its class in
   between (FSDP2): then the property without a sidecar returns the raw weight.
 - A parameter's chain is ordered: masks first, quantizers second.
 - The sidecar is looked up through ``_modules`` at each access, never captured, so that deepcopy and
@@ -30,12 +30,12 @@ from lilliput.frameworks.torch.sidecar import SIDECAR, Sidecar, hold_parameters
 from lilliput.frameworks.torch.weights import floating, names_of, peek, unshadowed
 from lilliput.frameworks.wrapping import check_rivals
 
-_TRAINS = "_lilliput_trains"  # what a norm holds while it runs in eval mode for our sake
+_TRAINS = "_lilliput_trains"  # marks a norm that we run in eval mode
 _ATTENTION = {"query": 0, "key": 1, "value": 2}
 
 
 def attach(module: nn.Module, wrapper: Any, weight: str | None, bias: str | None) -> None:
-    """Put a wrapper in charge of attributes of a module."""
+    """Make a wrapper transform attributes of a module."""
     if isinstance(module, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
         raise UnsupportedModelError(
             f"layer {wrapper.name!r} is a {type(module).__name__} with its own weights; move them to a "
@@ -66,7 +66,7 @@ def detach(module: nn.Module, wrapper: Any) -> None:
 
 
 def _update(module: nn.Module) -> None:
-    """Make class, hooks and sidecar of a module agree with its chains."""
+    """Update class, hooks and sidecar of a module to match its chains."""
     sidecar: Any = module._modules[SIDECAR]
     base: Any = unshadowed(type(module))
     names = tuple(sorted([*sidecar.chains, *(["forward"] if sidecar.narrow is not None else [])]))
@@ -98,7 +98,7 @@ def keep_quantizers(module: nn.Module, wrapper: Any, roles: Collection[str]) -> 
 
 
 class RemoteQuantizer:
-    """A forward hook that quantizes what a module returns, on behalf of a layer elsewhere."""
+    """A forward hook that quantizes the output of a module for another layer."""
 
     def __init__(self, wrapper: Any, role: str) -> None:
         self.wrapper = wrapper
@@ -109,7 +109,7 @@ class RemoteQuantizer:
         return _map_floating(output, self.quantize)
 
     def quantize(self, tensor: Tensor) -> Tensor:
-        """Quantize one tensor as the layer's own."""
+        """Quantize one tensor like the layer's own."""
         if self.role == "output":
             return self.wrapper.quantize_output(tensor)  # type: ignore[no-any-return]
         return self.wrapper.quantize_inputs((tensor,))[0]  # type: ignore[no-any-return]
@@ -119,7 +119,7 @@ class RemoteQuantizer:
 
 
 def quantizers_in(model: nn.Module) -> list[Any]:
-    """Return the wrappers of quantizers that are at work in a model, and in no copy of it."""
+    """Return the wrappers of quantizers attached to a model, but not to its copies."""
     found: dict[int, Any] = {}
     for module in model.modules():
         sidecar: Any = module._modules.get(SIDECAR)
@@ -133,7 +133,7 @@ def quantizers_in(model: nn.Module) -> list[Any]:
 
 
 def remove_remote_quantizers(model: nn.Module) -> None:
-    """Take out the hooks that act on behalf of layers elsewhere."""
+    """Remove the hooks that act for other layers."""
     for module in model.modules():
         for hooks in (module._forward_hooks, module._forward_pre_hooks):
             for key, hook in list(hooks.items()):
@@ -146,13 +146,13 @@ def remove_remote_quantizers(model: nn.Module) -> None:
 
 
 def use_running_statistics(module: nn.Module, args: Any) -> None:
-    """Let a batch norm compute as in eval mode; a forward pre hook."""
+    """Make a batch norm compute as in eval mode; a forward pre hook."""
     if module.training:
         module.training, module.__dict__[_TRAINS] = False, True
 
 
 def resume_mode(module: nn.Module, args: Any, output: Any) -> None:
-    """Put a batch norm back into the mode that its user gave it; a forward hook."""
+    """Restore the mode of a batch norm; a forward hook."""
     if module.__dict__.pop(_TRAINS, False):
         module.training = True
 
@@ -167,7 +167,7 @@ def _map_floating(output: Any, function: Callable[[Tensor], Tensor]) -> Any:
 
 
 def set_narrow(module: nn.Module, narrow: Any) -> None:
-    """Let a norm run on kept channels alone, or on all of them again (None)."""
+    """Make a norm run on kept channels alone, or on all of them again (None)."""
     sidecar: Any = module._modules.get(SIDECAR)
     if sidecar is None and narrow is None:
         return
@@ -178,7 +178,7 @@ def set_narrow(module: nn.Module, narrow: Any) -> None:
 
 
 def _no_fast_path(module: nn.Module, args: Any) -> None:
-    """Do nothing; a hook makes TransformerEncoderLayer call its norms instead of a fused kernel."""
+    """Do nothing; having a hook makes TransformerEncoderLayer call its norms instead of a fused kernel."""
 
 
 def _quantize_inputs(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -190,9 +190,10 @@ def _quantize_inputs(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> An
         places = [*range(len(args)), *(_ATTENTION.get(name, 3) for name in named)]
         where = [i for i in where if places[i] < 3]
     if isinstance(module, nn.Embedding) and not where and _is_tied(sidecar):
-        return args, kwargs  # the inputs that are quantized are those of the head
+        return args, kwargs  # the quantized inputs are those of the head
     _expect_floating(sidecar, sidecar.input_keys, where, "input")
-    # Attention takes a faster way if query, key and value are one tensor: they shall stay one.
+    # Attention has a fast path if query, key and value are one tensor, which must stay a single
+    # tensor.
     tensors = tuple({id(items[i]): items[i] for i in where}.values())
     identities = [id(x) for x in tensors]
     for key in sidecar.input_keys:
@@ -204,7 +205,7 @@ def _quantize_inputs(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> An
 
 
 def _is_tied(sidecar: Any) -> bool:
-    """Whether other modules own what is quantized here."""
+    """Whether other modules share what is quantized here."""
     return all(len(sidecar._modules[x].layer_info.owners) > 1 for x in sidecar.input_keys)
 
 
@@ -213,7 +214,7 @@ def _expect_floating(sidecar: Any, keys: list[str], where: list[int], what: str)
         name = sidecar._modules[keys[0]].name
         raise UnsupportedModelError(
             f"layer {name!r}: its {what} has no floating-point tensor that could be quantized (tensors "
-            "inside lists and dicts are not looked for); leave it out of quant_types."
+            "inside lists and dicts are ignored); remove it from quant_types."
         )
 
 

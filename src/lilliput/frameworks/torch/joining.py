@@ -1,4 +1,4 @@
-"""``DistributedDataParallel.join()``: processes that run out of data stop stepping before the others."""
+"""``DistributedDataParallel.join()``: processes that run out of data stop before the others."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from lilliput.frameworks.torch.discover import unwrapped
 
 
 class JoinWatch:
-    """A forward pre hook that notes which DistributedDataParallel runs a model."""
+    """A forward pre hook that records which DistributedDataParallel runs a model."""
 
     def __init__(self) -> None:
         self.parallel: Any = None
 
     def __call__(self, module: nn.Module, args: Any) -> None:
-        """Note who runs the model now."""
+        """Record what runs the model now."""
         if not torch.compiler.is_compiling():
             active = DistributedDataParallel._active_ddp_module
             self.parallel = None if active is None else weakref.ref(active)
@@ -32,7 +32,7 @@ class JoinWatch:
 
 
 def watch_join(model: nn.Module) -> list[Any]:
-    """Begin to note who runs a model, where processes work together; return removable handles."""
+    """Start recording what runs a model in a distributed run; return removable handles."""
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         return []
@@ -40,9 +40,9 @@ def watch_join(model: nn.Module) -> list[Any]:
 
 
 def joining(model: nn.Module) -> Any:
-    """Return the DistributedDataParallel that runs a model inside ``join()``, None if there is none.
+    """Return the DistributedDataParallel that runs a model inside ``join()``, or None.
 
-    There, each process may make another number of steps, so none of them can wait for the others.
+    There, each process may make a different number of steps, so none can wait for the others.
     """
     for hook in unwrapped(model)._forward_pre_hooks.values():
         parallel = hook.parallel and hook.parallel() if isinstance(hook, JoinWatch) else None

@@ -1,4 +1,4 @@
-"""The lab for torch: how the checks make, train and read its models."""
+"""The lab for torch: how the checks create, train and read models."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SPECIMENS: Mapping[str, Callable[[], Any]] = {
     "recurrent": models.TinyLSTM,
     "tied": models.TinyTied,
 }
-# A step takes a millisecond: all is tried on all models.
+# A step takes a millisecond, so every check runs on every model.
 LAYER_KINDS: tuple[str, ...] = tuple(SPECIMENS)
 FEW: tuple[str, ...] = tuple(SPECIMENS)
 STEPS: int = 3
@@ -54,7 +54,7 @@ _HOOKS = (
 
 @contextmanager
 def isolated() -> Iterator[None]:
-    """Use one thread, and put it and the random generators back afterwards."""
+    """Use one thread, and restore the threads and random generators afterwards."""
     threads, state, numpy_state = torch.get_num_threads(), random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         torch.set_num_threads(1)
@@ -67,7 +67,7 @@ def isolated() -> Iterator[None]:
 
 
 def set_seed(seed: int) -> None:
-    """Seed every source of random numbers that an algorithm is likely to use."""
+    """Seed all generators that an algorithm is likely to use."""
     torch.manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed)
@@ -86,7 +86,7 @@ def like(model: Specimen) -> Specimen:
 
 
 def outputs(model: Specimen, training: bool = False) -> Array:
-    """Return what a model computes for its test batch, and leave its mode as it was."""
+    """Return the output of a model for its test batch, and restore its mode."""
     was_training = model.training
     model.train(training)
     set_seed(1)
@@ -97,7 +97,7 @@ def outputs(model: Specimen, training: bool = False) -> Array:
 
 
 def loss_of(model: Any, inputs: Tensor) -> Tensor:
-    """Return a loss that pulls the outputs to fixed numbers of their own size."""
+    """Return a loss that pulls the outputs to fixed numbers of similar size."""
     set_seed(1)
     result = model(inputs)
     target = torch.sin(torch.arange(result.numel(), device=result.device))
@@ -118,7 +118,7 @@ def gradients(model: Specimen, distiller: Any = None) -> dict[int, Array | None]
 
 
 def compare(model: Specimen, distiller: Any) -> tuple[Array, Array]:
-    """Return what a model computes in training, and how far a distiller finds it from its teacher."""
+    """Return a model's training output, and its distance to the teacher by a distiller."""
     model.train()
     set_seed(1)
     result = model(model.make_input())
@@ -126,12 +126,12 @@ def compare(model: Specimen, distiller: Any) -> tuple[Array, Array]:
 
 
 def batch(model: Specimen) -> Tensor:
-    """Return what a model is called with."""
+    """Return the input of a model."""
     return model.make_input()
 
 
 def run_layer(layer: nn.Module, inputs: tuple[Any, ...]) -> Array:
-    """Return what one layer computes in eval mode, without gradient."""
+    """Return the output of one layer in eval mode, without gradient."""
     was_training = layer.training
     layer.eval()
     with torch.no_grad():
@@ -141,7 +141,7 @@ def run_layer(layer: nn.Module, inputs: tuple[Any, ...]) -> Array:
 
 
 def parts(model: nn.Module, optimizer: Any = None) -> tuple[dict[str, Any], ...]:
-    """Return the modules, parameters and hooks of a model, and what its optimizer holds."""
+    """Return the modules, parameters and hooks of a model, and the state of its optimizer."""
     things: dict[str, Any] = {
         f"parameter {key!r}": parameter
         for key, parameter in model.named_parameters(remove_duplicate=False)
@@ -159,18 +159,18 @@ def parts(model: nn.Module, optimizer: Any = None) -> tuple[dict[str, Any], ...]
         for name in _HOOKS:
             if hasattr(owner, name):
                 facts[f"{name} of {label}"] = list(getattr(owner, name))
-        if isinstance(owner, nn.RNNBase):  # which computes with a list of its own
+        if isinstance(owner, nn.RNNBase):  # which uses its own list
             things[f"the flat weights of {label}"] = list(owner._flat_weights)
     return things, facts
 
 
 def holds(model: nn.Module, tensor: Tensor) -> bool:
-    """Whether a tensor is a buffer of the model, and asks for no gradient."""
+    """Whether a tensor is a buffer of the model without a gradient."""
     return not tensor.requires_grad and any(tensor is buffer for buffer in model.buffers())
 
 
 def weights(model: nn.Module) -> dict[str, Any]:
-    """Return the parameters and buffers that a state dict holds, by its keys."""
+    """Return the parameters and buffers in the state dict, by its keys."""
     found: dict[str, Any] = dict(model.named_parameters(remove_duplicate=False))
     found |= dict(model.named_buffers(remove_duplicate=False))
     return {key: found[key] for key in model.state_dict()}
@@ -204,7 +204,7 @@ def describe(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def sgd(model: nn.Module, weight_decay: float = 0.01) -> torch.optim.Optimizer:
-    """Return the optimizer that moves pruned weights the most: momentum and weight decay."""
+    """Return the optimizer that moves pruned weights the most: with momentum and weight decay."""
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=weight_decay)
 
 
@@ -221,9 +221,9 @@ def train(
     steps: int,
     compressor: Any = None,
 ) -> None:
-    """Train some steps; call ``step()`` by hand for a compressor that has no optimizer.
+    """Train for some steps; call ``step()`` by hand for a compressor without an optimizer.
 
-    What a distiller says is added to the loss.
+    The loss of a distiller is added to the loss.
     """
     inputs = model.make_input()
     model.train()
@@ -239,13 +239,13 @@ def train(
 
 
 def use(model: Specimen, optimizer: Any, compressor: Compressor | None = None) -> Array:
-    """Train a model and return what it computes afterwards."""
+    """Train a model and return its output afterwards."""
     train(model, optimizer, 2, compressor)
     return outputs(model)
 
 
 def ways_to_run(model: Specimen, optimizer: Any) -> list[tuple[bool, Callable[[], Any]]]:
-    """Return ways to run a model, and whether each of them is training."""
+    """Return ways to run a model, each with whether it is training."""
     return [
         (False, lambda: outputs(model)),
         (True, lambda: train(model, optimizer, 1)),
@@ -259,12 +259,12 @@ def held(optimizer: torch.optim.Optimizer) -> list[Any]:
 
 
 def learned(wrapper: nn.Module) -> dict[str, Any]:
-    """Return the parameters of a wrapper that are trained."""
+    """Return the trained parameters of a wrapper."""
     return {name: p for name, p in wrapper.named_parameters() if p.requires_grad}
 
 
 def load_plain(model: nn.Module, plain: nn.Module, folder: Path) -> None:
-    """Load the state dict of a plain model, strictly, by way of a file."""
+    """Load the state dict of a plain model, strictly, via a file."""
     torch.save(plain.state_dict(), folder / "plain.pt")
     model.load_state_dict(torch.load(folder / "plain.pt", weights_only=True), strict=True)
 

@@ -1,7 +1,7 @@
-"""Tiny models, one per way in which a layer can hold or use its weight.
+"""Tiny models, one for each way in which a layer can store or use its weight.
 
-Each is a model of a millisecond: small enough to compress dozens of times in a test, and odd enough
-(sizes that no sparsity divides evenly) that off-by-one errors show.
+Each takes a millisecond to run: small enough to compress dozens of times in a test, and odd enough
+(sizes that no sparsity divides evenly) to reveal off-by-one errors.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class Specimen(nn.Module):
-    """A model that knows what it eats.
+    """A model that knows its inputs.
 
     Examples
     --------
@@ -80,7 +80,7 @@ class TinyCNN(Specimen):
 class TinyTransformer(Specimen):
     """Attention and an encoder layer: their parents use weights without calling the owner.
 
-    In eval mode without gradients, torch hands the raw weights of both to fused kernels.
+    In eval mode without gradients, torch passes the raw weights of both to fused kernels.
     """
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class TinyTied(Specimen):
         self.out.weight = self.embed.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return a score per word of the vocabulary, at each position."""
+        """Return a score for each word of the vocabulary, at each position."""
         scores: Tensor = self.out(torch.tanh(self.mix(self.embed(tokens))))
         return scores
 

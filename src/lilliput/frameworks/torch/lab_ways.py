@@ -1,4 +1,4 @@
-"""What only torch can do with a test model: compile, export, cast, copy and pickle it."""
+"""Operations on test models that only torch has: compile, export, cast, copy and pickle."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Step = tuple[Array, dict[str, Array]]  # the loss, and the gradient of each para
 
 @contextmanager
 def compiled(model: nn.Module) -> Iterator[Any]:
-    """Compile a model as one graph, and forget about it afterwards."""
+    """Compile a model as one graph, and reset the compiler afterwards."""
     torch._dynamo.reset()
     try:
         with warnings.catch_warnings():
-            # While tracing an autograd.Function, dynamo does what it warns others of.
+            # While tracing an autograd.Function, dynamo triggers its own deprecation warning.
             warnings.filterwarnings("ignore", ".*should not be instantiated", DeprecationWarning)
             yield torch.compile(model, fullgraph=True, backend="aot_eager")
     finally:
@@ -31,13 +31,13 @@ def compiled(model: nn.Module) -> Iterator[Any]:
 
 
 def without_new_graphs() -> AbstractContextManager[None]:
-    """Raise where a model is compiled again."""
+    """Raise if a model is compiled again."""
     patch: AbstractContextManager[None] = torch._dynamo.config.patch(error_on_recompile=True)
     return patch
 
 
 def steps(model: Specimen, other: Any, inputs: Tensor) -> list[Step]:
-    """Return loss and gradients of a model, and of what was compiled from it."""
+    """Return loss and gradients of a model, and of its compiled form."""
     results = []
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     for each in (model, other):
@@ -54,12 +54,12 @@ def steps(model: Specimen, other: Any, inputs: Tensor) -> list[Step]:
 
 @torch.no_grad()
 def exported_outputs(model: nn.Module, inputs: Tensor) -> Array:
-    """Return what the program of torch.export computes."""
+    """Return the output of the program of torch.export."""
     return read(torch.export.export(model, (inputs,)).module()(inputs))
 
 
 def cast(model: nn.Module, dtype: str) -> nn.Module:
-    """Bring a model to another precision."""
+    """Convert a model to another precision."""
     return model.to(getattr(torch, dtype))
 
 

@@ -1,4 +1,4 @@
-"""The sizes that torch's own layers remember: set them to what their tensors have become."""
+"""Size attributes of torch's own layers: update them to the shapes of their tensors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def fix_sizes(module: nn.Module) -> None:
 
 
 def sizes_of(module: Any) -> dict[str, Any]:
-    """Return the sizes that a layer should remember, empty for a module that is not one of torch's."""
+    """Return the size attributes that a layer should have; empty for modules that are not torch's own."""
     weight: Any = getattr(module, "weight", None)
     if isinstance(module, _ConvTransposeNd):
         groups = weight.shape[0] if module.groups == module.in_channels else module.groups
@@ -27,7 +27,7 @@ def sizes_of(module: Any) -> dict[str, Any]:
         }
     if isinstance(module, _ConvNd):
         groups = module.groups
-        if groups > 1 and groups == module.in_channels:  # depthwise: a group per channel
+        if groups > 1 and groups == module.in_channels:  # depthwise: one group per channel
             groups = weight.shape[0] // (module.out_channels // module.groups)
         return {
             "groups": groups,

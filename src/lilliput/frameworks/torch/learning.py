@@ -12,7 +12,7 @@ from lilliput.errors import ConfigError
 from lilliput.frameworks.torch.replicated import GradientMean
 from lilliput.frameworks.torch.weights import is_sharded
 
-# Optimizers that cannot train a handful of numbers, and why.
+# Optimizers that cannot train a few numbers, and why.
 _UNFIT = {
     "Muon": "it trains matrices only",
     "ZeroRedundancyOptimizer": "it has divided its parameters among processes already",
@@ -20,19 +20,19 @@ _UNFIT = {
 
 
 class Learned:
-    """Added parameters in an optimizer, each in the group that holds the weight of its layer.
+    """Added parameters in an optimizer, each in the group of the weight of its layer.
 
-    No group is added, so that learning rate schedulers, made before or after, count the same groups;
-    what goes over all parameters (``zero_grad``, ``GradScaler``, ``state_dict``) finds them. Only while
-    the optimizer makes a step are they in groups of their own, without weight decay: it would pull
-    a learned scale to zero, which is not a small scale but none.
+    No group is added, so that learning rate schedulers, created before or after, see the same groups, and
+    functions over all parameters (``zero_grad``, ``GradScaler``, ``state_dict``) find them. Only during
+    an optimizer step are they in separate groups without weight decay, which would pull
+    a learned scale to zero and make it useless.
 
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        The optimizer to train them.
+        The optimizer that trains them.
     found : sequence of (str, Parameter, Tensor or None)
-        The name of each, itself, and the weight whose learning rate it follows.
+        The name of each, the parameter, and the weight whose learning rate it uses.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Learned:
         ]
 
     def remove(self) -> None:
-        """Take the parameters out, and what the optimizer remembers of them."""
+        """Remove the parameters and their optimizer state."""
         for hook in self._hooks:
             hook.remove()
         self._unite()
@@ -64,8 +64,8 @@ class Learned:
                 self.optimizer.state.pop(parameter, None)
 
     def _part(self, *_: Any) -> None:
-        """Put the parameters into groups of their own for one step."""
-        self._unite()  # a step that failed has left them apart
+        """Move the parameters into separate groups for one step."""
+        self._unite()  # a failed step has left them separate
         groups = self.optimizer.param_groups
         for group in list(groups):
             is_mixed = len({is_sharded(p) for p in group["params"]}) > 1  # no kernel takes both
@@ -78,7 +78,7 @@ class Learned:
                     self._apart.append((group, groups[-1]))
 
     def _unite(self) -> None:
-        """Put them back."""
+        """Move them back."""
         groups = self.optimizer.param_groups
         for group, apart in self._apart:
             groups[:] = [x for x in groups if x is not apart]
@@ -93,14 +93,14 @@ def _check_fit(optimizer: torch.optim.Optimizer, learned: Sequence[nn.Parameter]
             raise ConfigError(
                 f"optimizer: {cls.__name__} cannot train the scales (or scores, or thresholds) that this "
                 f"compressor learns: {reason}. Construct it without that optimizer and, after compress(), "
-                "give what is learned one of its own: learned = [p for w in "
+                "train what is learned with another one: learned = [p for w in "
                 "compressor.get_modules_wrapper() for p in w.parameters()]; "
                 "compressor.bind_optimizer(torch.optim.Adam(learned, lr=1e-3))."
             )
     if isinstance(optimizer, torch.optim.LBFGS):
         if optimizer.state:
             raise ConfigError(
-                "optimizer: this LBFGS has made steps without the scales that are learned; make a new one "
+                "optimizer: this LBFGS has made steps without the learned scales; create a new one "
                 "after compress(), and bind_optimizer(optimizer)."
             )
         held = [p for group in optimizer.param_groups for p in group["params"]]

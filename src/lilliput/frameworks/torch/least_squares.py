@@ -1,4 +1,4 @@
-"""Least squares from sums: what a layer reads and should return, seen batch by batch.
+"""Least squares from sums: fit a layer's inputs to its wanted outputs, batch by batch.
 
 Only ``XᵀX``, ``Xᵀy`` and the sums are kept, so memory does not grow with the number of batches.
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 
 class NormalEquations:
-    """The sums of a least-squares problem, for each group of a layer apart."""
+    """The sums of a least-squares problem, separate for each group of a layer."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -30,7 +30,7 @@ class NormalEquations:
         self.yy: Any = 0.0  # (groups, outputs)
 
     def add(self, inputs: Tensor, wanted: Tensor) -> None:
-        """Take rows into account: inputs (groups, rows, inputs), wanted (groups, rows, outputs)."""
+        """Add rows: inputs (groups, rows, inputs), wanted (groups, rows, outputs)."""
         transposed = inputs.mT
         self.xx = self.xx + (transposed @ inputs).double()
         self.xy = self.xy + (transposed @ wanted).double()
@@ -40,15 +40,15 @@ class NormalEquations:
         self.count += inputs.shape[1]
 
     def is_finite(self) -> bool:
-        """Whether all that was seen so far can be added up."""
+        """Whether all sums so far are finite."""
         energies = self.xx.diagonal(dim1=1, dim2=2), self.yy
         return all(bool(x.isfinite().all()) for x in energies)
 
     def solve(self, start: Tensor, ridge: float, has_shift: bool = True) -> tuple[Tensor, Tensor]:
         """Return the weight (groups, inputs, outputs) and the shift (groups, outputs) that fit best.
 
-        ``ridge`` times the mean energy of the inputs is the price of moving away from ``start``:
-        directions that the rows do not show stay as they are there.
+        ``ridge`` times the mean energy of the inputs penalizes the distance from ``start``:
+        directions that do not occur in the rows are not changed.
         """
         start, mean_x, mean_y = start.double(), self.x / self.count, self.y / self.count
         xx, xy = self.xx / self.count, self.xy / self.count
@@ -62,7 +62,7 @@ class NormalEquations:
         return weight, shift[:, 0]
 
     def error(self, weight: Tensor, shift: Tensor, outputs: Tensor) -> float:
-        """Return the squared error of some outputs, relative to the variance of what is wanted there."""
+        """Return the squared error of some outputs, relative to the variance of their targets."""
         weight, shift = weight.double(), shift.double()
         product = (weight * (self.xx @ weight - 2 * self.xy)).sum(1)
         cross = shift * (2 * (self.x @ weight - self.y)[:, 0] + self.count * shift)

@@ -1,4 +1,4 @@
-"""Masks that do not hang on the model: from a mapping, or from a file that a pruner wrote."""
+"""Masks that are not attached to the model: from a mapping, or from a file that a pruner wrote."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from lilliput.errors import StateError
 from lilliput.frameworks.torch.files import parse_tensors
 from lilliput.frameworks.torch.weights import is_binary
 
-# What safe loading raises at anything but tensors; by way of torch, as nothing here reads pickles itself.
+# Raised by safe loading for anything but tensors; from torch, because nothing here uses pickle
+# itself.
 UnpicklingError = torch.serialization.pickle.UnpicklingError  # type: ignore[attr-defined]
 
 
 def find_masks(given: Any, model: nn.Module, map_location: Any = None) -> dict[str, Tensor]:
-    """Return masks by the name of their parameter, or say which do not fit the model."""
+    """Return masks by the name of their parameter, or raise if they do not fit the model."""
     masks = named_masks(given, map_location)
     check_masks(model, masks)
     return masks
@@ -26,7 +27,7 @@ def find_masks(given: Any, model: nn.Module, map_location: Any = None) -> dict[s
 
 @torch.no_grad()
 def put_back(model: nn.Module, held: Mapping[str, Tensor]) -> None:
-    """Undo :func:`apply_masks` with the values that there were, but where the model was cut."""
+    """Undo :func:`apply_masks` with the previous values, except where the model was cut."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for name, tensor in held.items():
         if parameters[name].shape == tensor.shape:
@@ -35,14 +36,14 @@ def put_back(model: nn.Module, held: Mapping[str, Tensor]) -> None:
 
 @torch.no_grad()
 def apply_masks(model: nn.Module, masks: Mapping[str, Tensor]) -> None:
-    """Set what masks remove to zero."""
+    """Set masked entries to zero."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     for name, mask in masks.items():
         parameters[name].masked_fill_(mask.to(parameters[name].device) == 0, 0)
 
 
 def named_masks(given: Any, map_location: Any = None) -> dict[str, Tensor]:
-    """Return masks by the name of their parameter, whatever form they came in."""
+    """Return masks by the name of their parameter, from any of the supported forms."""
     held = given if isinstance(given, Mapping) else read_masks(Path(given), map_location)
     masks: dict[str, Tensor] = {}
     for name, value in held.items():
@@ -55,7 +56,7 @@ def named_masks(given: Any, map_location: Any = None) -> dict[str, Tensor]:
 
 
 def read_masks(path: Path, map_location: Any = None) -> Mapping[str, Any]:
-    """Return the tensors in a file, to the CPU unless another place is given; nothing is unpickled."""
+    """Return the tensors in a file, on the CPU unless another device is given; nothing is unpickled."""
     try:
         if path.suffix == ".safetensors":
             return parse_tensors(path.read_bytes())
@@ -72,7 +73,7 @@ def read_masks(path: Path, map_location: Any = None) -> Mapping[str, Any]:
 
 
 def check_masks(model: nn.Module, masks: Mapping[str, Any]) -> None:
-    """Raise unless masks are of parameters of the model, of their shapes, and zeros and ones."""
+    """Raise unless masks belong to parameters of the model, have their shapes, and contain only 0 and 1."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     faults = []
     for name, mask in masks.items():

@@ -1,4 +1,4 @@
-"""What a torch model holds and costs."""
+"""Parameters, size and costs of a torch model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lilliput.frameworks.torch.weights import whole
 
 
 class MeasuredTorch:
-    """How torch modules are counted and called."""
+    """Counts and calls torch modules."""
 
     def counts(self, model: nn.Module, inputs: Any) -> dict[str, Any]:
         """Return parameters, nonzeros, macs and bytes."""
@@ -56,14 +56,14 @@ class MeasuredTorch:
         return f"PyTorch {version}, {_threads(torch.get_num_threads())}"
 
     def batch(self, model: nn.Module, inputs: Any) -> int:
-        """Return how many examples the inputs hold."""
+        """Return the number of examples in the inputs."""
         return examples_in(unwrapped(model), inputs) or 1
 
 
 def count_stored(model: nn.Module) -> dict[str, int]:
-    """Return parameters, those that are not zero, and bytes of all that is saved.
+    """Return the number of parameters, of nonzero ones, and the bytes of the saved model.
 
-    What compressors put on the model is left out: a saved model is a plain one.
+    Tensors of compressors are excluded, because a saved model is a plain one.
     """
     plain = unwrapped(model)
     parameters = [_computed(plain, k, x) for k, x in plain.named_parameters() if not is_ours(k)]
@@ -79,7 +79,7 @@ def count_stored(model: nn.Module) -> dict[str, int]:
 
 
 def _computed(model: nn.Module, name: str, parameter: nn.Parameter) -> Tensor:
-    """Return a parameter, or what a pruner makes of it while it trains it as it is."""
+    """Return a parameter, or the value that a pruner computes from it."""
     path, _, leaf = name.rpartition(".")
     module = model.get_submodule(path)
     if not is_computed(module, leaf):
@@ -89,7 +89,7 @@ def _computed(model: nn.Module, name: str, parameter: nn.Parameter) -> Tensor:
 
 
 def count_macs(model: nn.Module, inputs: Any) -> int:
-    """Return the multiplications of one forward, those of recurrent layers included.
+    """Return the multiplications of one forward pass, including those of recurrent layers.
 
     Examples
     --------

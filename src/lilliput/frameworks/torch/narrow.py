@@ -1,7 +1,7 @@
-"""Norms of a masked model see kept channels only: they run on a smaller twin of themselves.
+"""Norms of a masked model use kept channels only: they run on a smaller copy of themselves.
 
-A mean over channels that are masked but still there is not the mean that the shrunk model will take.
-So a norm gathers the kept channels, computes as it will after shrinking, and puts zeros elsewhere.
+A mean that includes masked channels is not the mean that the shrunk model will compute. So a norm
+gathers the kept channels, computes as it will after shrinking, and returns zeros elsewhere.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Narrow:
     Parameters
     ----------
     twin : torch.nn.Module
-        The module as it will be once shrunk; only its code is used, never its parameters.
+        The module as it will be once shrunk; only its code is used, not its parameters.
     inputs, outputs : list of Keep
-        What stays of the tensor that goes in, and of the one that comes out.
+        The kept indices of its input and its output.
     parameters : dict
-        What stays of each parameter, by its name in the module.
+        The kept indices of each parameter, by its name in the module.
     """
 
     twin: nn.Module
@@ -38,10 +38,10 @@ class Narrow:
     parameters: dict[str, list[Keep]]
 
     def forward(self, module: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Return what the module gives for kept channels, and zeros for the others."""
+        """Return the module's output for kept channels, and zeros for the others."""
         if x.is_nested:
             raise UnsupportedModelError(
-                "a norm over pruned channels received a nested tensor; make the nn.TransformerEncoder "
+                "a norm over pruned channels received a nested tensor; create the nn.TransformerEncoder "
                 "with enable_nested_tensor=False."
             )
         held = {
@@ -63,6 +63,6 @@ def _gather(tensor: Tensor, kept: list[Keep]) -> Tensor:
 
 
 def keep_of(dim: int, flags: Any) -> Keep:
-    """Return what flags over a dimension keep."""
+    """Return the indices that flags over a dimension keep."""
     keep = torch.from_numpy(flags.nonzero()[0])
     return dim, keep, len(flags)

@@ -1,4 +1,4 @@
-"""What the nodes of a captured torch graph are called, where they are, and which sizes they have."""
+"""Names, locations and sizes of the nodes of a captured torch graph."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def op_name(node: fx.Node) -> str:
 
 
 def place(node: fx.Node) -> str:
-    """Return where in the user's code an op is: the module, and the line if known."""
+    """Return the location of an op in the user's code: the module, and the line if known."""
     path = module_path(node)
     frames = re.findall(r'File "(.*)", line (\d+)', node.stack_trace or "")
     own = [frame for frame in frames if not is_code_of(frame[0], torch)]
@@ -36,12 +36,12 @@ def module_path(node: fx.Node) -> str:
 
 
 def hint(value: Any) -> Any:
-    """Return a symbolic size as the number it had at capture."""
+    """Return the number that a symbolic size had at capture."""
     expression = getattr(value, "node", None)
     if expression is not None and expression.hint is None:
         raise UnsupportedModelError(
-            "some sizes in the model depend on its data (x[x > 0], nonzero, unique): what is computed "
-            "there cannot be traced. Leave that step out of the model that is pruned."
+            "some sizes in the model depend on its data (x[x > 0], nonzero, unique), so their "
+            "results cannot be traced. Remove that step from the model that is pruned."
         )
     return int(expression.hint) if expression is not None else value
 

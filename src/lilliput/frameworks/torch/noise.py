@@ -1,9 +1,9 @@
-"""The noise of uncertain weights, added to what a layer returns.
+"""The noise of uncertain weights, added to the output of a layer.
 
-The sum of many normal variables is one: what weights with means ``w`` and variances ``v`` make of an input
-``x`` is normal with mean ``w x`` and variance ``v x²``. Drawing it once per output, and not once per weight,
-gives every example its own noise and gradients that vary less. Kingma et al., "Variational dropout and the
-local reparameterization trick", 2015.
+A sum of many normal variables is normal: with weights of means ``w`` and variances ``v``, the output for
+an input ``x`` has the mean ``w x`` and variance ``v x²``. Drawing it once per output, instead of once per
+weight, gives every example its own noise and reduces the variance of gradients. Kingma et al., "Variational
+dropout and the local reparameterization trick", 2015.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-_SMALLEST = 1e-12  # variance of an output, whose root has a gradient
+_SMALLEST = 1e-12  # smallest variance of an output, so that its root has a gradient
 
 
 class Noise:
@@ -27,7 +27,7 @@ class Noise:
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> Tensor:
-        """Return the output with the noise that its inputs make of the weights' variances."""
+        """Return the output with noise, computed from its inputs and the variances of the weights."""
         if not module.training:
             return output
         with torch.autocast(output.device.type, enabled=False):

@@ -1,4 +1,4 @@
-"""How the norms of a masked torch model run on the channels that masks keep, and no others."""
+"""How the norms of a masked torch model run on kept channels only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from lilliput.graph.walk import Value
 
 
 def narrow_norms(analysis: Analysis, model: nn.Module, removed: Flags) -> dict[str, Narrow | None]:
-    """Return how each norm of a masked model has to run, None for those that see all channels."""
+    """Return how each norm of a masked model has to run, None for those that use all channels."""
     norms = find_norms(analysis)
     found: dict[str, Narrow | None] = dict.fromkeys((norm.path for norm in norms), None)
     cuts = find_cuts(analysis, removed)
@@ -55,13 +55,13 @@ def narrow_norms(analysis: Analysis, model: nn.Module, removed: Flags) -> dict[s
 
 
 def _kept_of(analysis: Analysis, value: Value, removed: Flags) -> list[Keep]:
-    """Return what stays along each dimension that loses something."""
+    """Return the kept indices along each dimension that loses some."""
     flags = [analysis.kept(value, d, removed) for d in range(len(value.shape))]
     return [keep_of(d, kept) for d, kept in enumerate(flags) if not kept.all()]
 
 
 def narrow_to_masks(pruner: Any) -> None:
-    """Let each norm of a pruner's model see the channels that masks keep, and no others."""
+    """Restrict each norm of a pruner's model to the channels that masks keep."""
     layout, model = pruner.layout, unwrapped(pruner.bound_model)
     analysis = getattr(layout.groups, "analysis", None)
     if analysis is None or not analysis.walk.statistics:

@@ -1,8 +1,8 @@
-"""How recurrent cells and plain RNNs are traced: as recurrent layers of ONNX, not as the products inside.
+"""Trace recurrent cells and plain RNNs as recurrent layers of ONNX instead of single products.
 
-torch's exporter writes ``nn.LSTM`` and ``nn.GRU`` as layers of ONNX, but takes cells apart and unrolls
-``nn.RNN``: a dozen nodes per step, none of which a runtime knows as recurrent. A call of a cell is a layer
-with one step.
+torch's exporter writes ``nn.LSTM`` and ``nn.GRU`` as layers of ONNX, but decomposes cells and unrolls
+``nn.RNN``: a dozen nodes per step, none of which a runtime recognizes as recurrent. A call of a cell is a
+layer with one step.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _ORDER = {"LSTM": (0, 3, 1, 2), "GRU": (1, 0, 2), "RNN": (0,)}  # of torch's gat
 
 @contextmanager
 def whole_layers() -> Iterator[None]:
-    """Keep torch from walking through every step of recurrent layers while it only looks for shapes.
+    """Prevent torch from running every step of recurrent layers when it only needs shapes.
 
-    It would fix the number of steps, and take minutes for long sequences. Nothing is computed meanwhile.
+    That would fix the number of steps, and take minutes for long sequences. Nothing is computed meanwhile.
     """
     names = {"one_layer_lstm": _lstm_shapes, "one_layer_rnn": _rnn_shapes}
     held = {name: getattr(decompositions, name) for name in names if hasattr(decompositions, name)}
@@ -54,7 +54,7 @@ def _rnn_shapes(
 
 
 def translations() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """Return how operators of torch are traced, for ``torch.onnx.export``."""
+    """Return the custom translations of torch operators for ``torch.onnx.export``."""
     aten: Any = torch.ops.aten
     return {
         aten.lstm_cell.default: _lstm_cell,
@@ -121,7 +121,7 @@ def _rnn(activation: str) -> Callable[..., Any]:
 def _write(
     kind: str, x: Any, states: list[Any], weights: list[list[Any]], **attributes: Any
 ) -> Any:
-    """Return what a recurrent layer of ONNX makes of (steps, examples, size)."""
+    """Return the output of a recurrent layer of ONNX for (steps, examples, size)."""
     op, units = _operators(), int(weights[0][1].shape[-1])
     stacked = [_stacked([_ordered(kind, one[i], units) for one in weights]) for i in range(2)]
     biases = [[b for b in one[2:] if b is not None] for one in weights]

@@ -1,4 +1,4 @@
-"""The tensor vocabulary of :mod:`lilliput.ops.namespace`, for torch."""
+"""The tensor functions of :mod:`lilliput.ops.namespace`, for torch."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def size(tensor: Tensor) -> int:
 
 
 def sample_size(tensor: Tensor) -> int:
-    """Return the number of entries for each entry of the first axis."""
+    """Return the number of entries per entry of the first axis."""
     return tensor.shape[1:].numel()
 
 
@@ -71,7 +71,7 @@ def shape(tensor: Tensor) -> torch.Size:
 
 
 def concat(tensors: Sequence[Tensor]) -> Tensor:
-    """Join flat tensors end to end."""
+    """Concatenate flat tensors."""
     return torch.cat(list(tensors))
 
 
@@ -97,12 +97,12 @@ def repeat(tensor: Tensor, count: int, axis: int) -> Tensor:
 
 
 def cond(flag: Tensor, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
-    """Return what one of two functions returns; only that one is computed."""
+    """Return the result of one of two functions; only that one is computed."""
     return yes() if flag else no()
 
 
 def is_certain(flag: Tensor) -> bool:
-    """Whether a flag is true; while a graph is traced, where it has no value yet, it is believed."""
+    """Whether a flag is true; assumed while a graph is traced, where it has no value yet."""
     return torch.compiler.is_compiling() or bool(flag)
 
 
@@ -118,7 +118,7 @@ def take_first(tensor: Tensor, count: int, axis: int) -> Tensor:
 
 
 def range_of(tensor: Tensor, axis: int | None) -> tuple[Tensor, Tensor]:
-    """Return the smallest and the largest value, of all or of each slice along an axis."""
+    """Return the smallest and the largest value, of the tensor or of each slice along an axis."""
     if axis is None:
         low, high = torch.aminmax(tensor.permute(order_in_memory(tensor)))
         return low, high
@@ -132,36 +132,36 @@ def mean_abs(tensor: Tensor) -> Tensor:
 
 
 def min_over(tensor: Tensor, axis: int) -> Tensor:
-    """Return the smallest entries along an axis, which goes away."""
+    """Return the smallest entries along an axis, which is dropped."""
     return torch.amin(tensor, dim=axis)
 
 
 def mean_over(tensor: Tensor, axis: int) -> Tensor:
-    """Return the mean along an axis, which goes away."""
+    """Return the mean along an axis, which is dropped."""
     return torch.mean(tensor, dim=axis)
 
 
 def max_over(tensor: Tensor, axis: int) -> Tensor:
-    """Return the largest entries along an axis, which goes away."""
+    """Return the largest entries along an axis, which is dropped."""
     return torch.amax(tensor, dim=axis)
 
 
 def histogram(
     tensor: Tensor, bins: int, low: float, high: float, every: int = 1
 ) -> NDArray[np.float64]:
-    """Return how many of every n-th entries fall into each of equal bins from ``low`` to ``high``."""
+    """Return how many of every n-th entry fall into each of equal bins from ``low`` to ``high``."""
     flat = tensor.permute(order_in_memory(tensor)).flatten()[::every]
     counts = torch.zeros(bins, dtype=torch.int64, device=tensor.device)
     for piece in torch.split(flat, _PIECE):
         places = (piece.float() - low).mul_(bins / (high - low))
-        whole = places.to(torch.int16 if bins < 1 << 15 else torch.int64)  # small ones are faster
+        whole = places.to(torch.int16 if bins < 1 << 15 else torch.int64)  # small types are faster
         counts += torch.bincount(whole.clamp_(0, bins - 1), minlength=bins)
     array: NDArray[np.float64] = counts.double().cpu().numpy()
     return array
 
 
 def log_softmax(tensor: Tensor, axis: int) -> Tensor:
-    """Return the logarithms of the shares that a softmax gives to the entries along an axis."""
+    """Return the logarithms of the softmax along an axis."""
     return torch.log_softmax(tensor, dim=axis)
 
 
@@ -174,35 +174,35 @@ def pad_last(tensor: Tensor, count: int, axis: int) -> Tensor:
 
 
 def positive(scale: Tensor) -> Tensor:
-    """Return scales with those that are zero replaced by the smallest one whose reciprocal exists."""
+    """Return scales with zeros replaced by the smallest one whose reciprocal is finite."""
     return scale.clamp(min=torch.finfo(scale.dtype).tiny)
 
 
 def sum(tensor: Tensor, axis: int | tuple[int, ...]) -> Tensor:
-    """Add up along axes, which go away."""
+    """Sum over axes, which are dropped."""
     return torch.sum(tensor, dim=axis)
 
 
 def count_nonzero(tensor: Tensor) -> int:
-    """Return the number of entries that are not zero, as a Python integer."""
+    """Return the number of nonzero entries, as a Python integer."""
     return int(torch.count_nonzero(tensor))
 
 
 def first_true(flags: Tensor, count: int) -> Tensor:
-    """Return flat flags with only the first ``count`` true ones left."""
+    """Return flat flags with only the first ``count`` true ones set."""
     kept = torch.zeros_like(flags)
     kept[flags.nonzero()[:count]] = True
     return kept
 
 
 def pairwise_distances(rows: Tensor) -> Tensor:
-    """Return the Euclidean distance of each row to each other one."""
-    wide = rows.double()  # matrix products lose half of the digits where rows are close
+    """Return the Euclidean distances between all rows."""
+    wide = rows.double()  # matrix products lose half of the digits for close rows
     return torch.cdist(wide, wide)
 
 
 def products(rows: Tensor) -> Tensor:
-    """Return the inner product of each row with each other one, added up further in float64."""
+    """Return the inner products of all rows, in float64 for further summation."""
     return (rows @ rows.T).double()
 
 
@@ -213,7 +213,7 @@ def to_numpy(tensor: Tensor) -> NDArray[np.float64]:
 
 
 def from_numpy(array: NDArray[Any], like: Tensor) -> Tensor:
-    """Return an array as a tensor of the dtype and on the device of another one."""
+    """Return an array as a tensor with the dtype and device of another one."""
     return torch.as_tensor(array).to(device=like.device, dtype=like.dtype)
 
 
@@ -223,15 +223,15 @@ def to_float(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def widen(tensor: Tensor) -> Tensor:
-    """Cast half precision to float32, and leave the rest as it is."""
+    """Cast half precision to float32; return other types unchanged."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def kth_smallest(flat: Tensor, k: int) -> Tensor:
     """Return the k-th smallest value (k from 1) of a flat tensor, exactly.
 
-    Large tensors: a strided sample gives two values that enclose the answer almost surely; only
-    what lies between them is searched. Where the answer lies outside, the plain way is taken.
+    For large tensors, a strided sample gives two values that almost certainly enclose the answer; only
+    values between them are searched. If the answer is outside, ``kthvalue`` is used.
     """
     total = flat.numel()
     if total < _SAMPLED_FROM or flat.device.type == "meta":

@@ -1,4 +1,4 @@
-"""Whether the plan in a file fits a model: checked on a copy, before anything is changed."""
+"""Check whether the plan in a file fits a model, on a copy, before anything is changed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lilliput.graph.plan import Attributes
 
 
 def check_attributes(attributes: Attributes, model: nn.Module, folder: Path) -> None:
-    """Refuse attributes that are not sizes, or that no cut makes smaller."""
+    """Raise for attributes that are not sizes, or that no cut makes smaller."""
     modules = dict(model.named_modules())
     for (path, name), value in attributes.items():
         module = modules.get(path)
@@ -35,7 +35,7 @@ def check_attributes(attributes: Attributes, model: nn.Module, folder: Path) -> 
 
 
 def _is_smaller(new: Any, old: Any) -> bool:
-    """Whether a size, or each of several, can be what a cut leaves of the one there is."""
+    """Whether a size, or each of several, can result from a cut of the existing one."""
     if isinstance(new, (list, tuple)):
         pairs = zip(new, old, strict=False) if isinstance(old, (list, tuple)) else ()
         return (
@@ -48,12 +48,12 @@ def _is_smaller(new: Any, old: Any) -> bool:
 
 
 def _constants(module: Any) -> set[str]:
-    """Return the names of what torch's own layers remember."""
+    """Return the names of the size attributes of torch's own layers."""
     return {name for cls in type(module).__mro__ for name in vars(cls).get("__constants__", ())}
 
 
 def check_layers(trial: nn.Module, folder: Path) -> None:
-    """Refuse a plan after which a layer remembers other sizes than those of its tensors."""
+    """Raise if the plan gives a layer sizes that differ from those of its tensors."""
     for path, module in trial.named_modules():
         for name, expected in sizes_of(module).items():
             received = getattr(module, name)
@@ -65,14 +65,14 @@ def check_layers(trial: nn.Module, folder: Path) -> None:
 
 
 def check_run(plain: nn.Module, trial: nn.Module, inputs: Any, folder: Path) -> None:
-    """Refuse a plan after which the model does not run as it ran before."""
+    """Raise if the model no longer runs with the plan."""
     args, kwargs = as_inputs(inputs)
     for model in (plain, trial):
         try:
             with torch.no_grad(), quiet():
                 model(*args, **kwargs)
         except Exception as error:
-            if model is plain:  # inputs of zeros are not for every model
+            if model is plain:  # some models do not run on zeros
                 return
             raise StateError(
                 f"{folder}: the plan does not fit this model, which does not run with it "

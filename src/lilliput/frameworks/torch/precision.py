@@ -1,4 +1,4 @@
-"""Run a model in double precision, of which only the part that runs is in memory."""
+"""Run a model in double precision with only the running part in memory."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def keep(name: str, tensor: Tensor, first: int = 0) -> Tensor:
 def load_in_parts(model: nn.Module, load: Load, dtype: Callable[[], torch.dtype]) -> nn.Module:
     """Let each module of a model have its tensors in a precision while it runs; return it.
 
-    Tensors are replaced for the time of a call, so the model should be a copy; their memory may be
-    shared, since it is never written to. Where a module reads tensors of another one that is not
+    Tensors are replaced during a call, so the model should be a copy; their memory may be
+    shared, since it is never written to. If a module reads tensors of another one that is not
     running, torch raises an error about their types.
     """
     named = [(name, x) for name, x in reversed(_tensors(model)) if not _is_mask(name)]
@@ -71,7 +71,7 @@ def _run_by_rows(
 
 
 class _Part:
-    """What a module brings into memory when it is called."""
+    """The tensors that a module loads when it is called."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class _Part:
         self.before: list[list[tuple[Tensor, Tensor]]] = []
 
     def enter(self, module: nn.Module, args: Any) -> None:
-        """Load what is not loaded."""
+        """Load the tensors that are not loaded."""
         own = [(name, t) for name, t in self.tensors if id(t) not in self.loaded]
         self.before.append([(t, t.data) for _, t in own])
         self.loaded |= {id(t) for _, t in own}
@@ -92,7 +92,7 @@ class _Part:
             tensor.data = self.load(name, tensor.data.to(self.dtype(), copy=True), 0)
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        """Put back what was there before."""
+        """Restore the previous tensors."""
         for tensor, before in self.before.pop() if self.before else ():
             tensor.data = before
             self.loaded.discard(id(tensor))

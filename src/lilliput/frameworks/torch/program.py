@@ -19,7 +19,7 @@ Values = dict[fx.Node, Any]
 
 
 class Program:
-    """The nodes of a captured graph in order, and until when each of their values is needed."""
+    """The nodes of a captured graph in order, and how long each of their values is needed."""
 
     def __init__(self, captured: Exported) -> None:
         self.module = captured.module
@@ -31,15 +31,15 @@ class Program:
             self._dying.setdefault(place, []).append(node)
 
     def dying(self, place: int) -> Sequence[fx.Node]:
-        """Return the nodes whose value is used at a place for the last time."""
+        """Return the nodes whose value is used for the last time at a position."""
         return self._dying.get(place, ())
 
     def live(self, place: int) -> list[fx.Node]:
-        """Return the nodes whose values are made before a place and needed from there on."""
+        """Return the nodes whose values are computed before a position and needed from there on."""
         return [n for n in self.nodes[:place] if self.last_use[n] >= place and n.op != "get_attr"]
 
     def size(self, place: int) -> int:
-        """Return the bytes of the values that are live at a place, for the captured inputs."""
+        """Return the bytes of the values that are live at a position, for the captured inputs."""
         total = 0
         for node in self.live(place):
             values = tree_flatten(node.meta.get("val"))[0] if node.op != "placeholder" else ()
@@ -50,14 +50,14 @@ class Program:
 
 
 class Replay:
-    """One run of a program on all batches, as far as it has come.
+    """One partial run of a program on all batches.
 
     Parameters
     ----------
     program : Program
         The graph.
     tensors : mapping of str to Tensor
-        Parameters and buffers by the names that the graph uses; read anew whenever they are needed.
+        Parameters and buffers by the names that the graph uses; read each time they are needed.
     batches : sequence
         Arguments and named arguments of each call.
     """
@@ -71,7 +71,7 @@ class Replay:
         self._saved: list[Values] = [{} for _ in batches]
 
     def advance(self, place: int) -> None:
-        """Run all batches up to a place, and go on from there later."""
+        """Run all batches up to a position, to continue from there later."""
         live = set(self.program.live(place))
         for batch in range(len(self._saved)):
             values = self.run(batch, place)
@@ -86,13 +86,13 @@ class Replay:
         before: Mapping[fx.Node, Callable[[Values], None]] | None = None,
         keep: Collection[fx.Node] = (),
     ) -> Values:
-        """Return the values that are live when a batch has been run up to a place, and some others.
+        """Return the values that are live after running a batch up to a position, and some others.
 
         ``before`` is called with the values that are live just before a node is run.
         """
         nodes = self.program.nodes[self.place : place]
         values = dict(self._saved[batch])
-        if any(map(_writes, nodes)):  # into copies, then, and what shares memory goes on sharing it
+        if any(map(_writes, nodes)):  # into copies, preserving which tensors share memory
             values = dict(zip(values, copy.deepcopy([*values.values()]), strict=True))
         inputs = iter(self._inputs[batch])
         for index, node in enumerate(nodes, self.place):
@@ -119,7 +119,7 @@ class Replay:
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
     def _held(self, name: str) -> Any:
-        """Return a parameter or buffer as it is now."""
+        """Return the current value of a parameter or buffer."""
         return self.tensors[name] if name in self.tensors else attrgetter(name)(self.program.module)
 
 

@@ -1,9 +1,9 @@
-"""Which layers of a captured model can be refitted: convolutions and linear layers, each used once.
+"""Find the layers of a captured model that can be refitted: convolutions and linear layers, each used once.
 
-A layer that lost some of its inputs is fitted to what it returned before. Two things around it belong
-to the fit. A batch norm after it takes the constant part where the layer has no bias. And where its
-output is added to something that is known by then (a shortcut), the *sum* is what has to be right: the
-layer can also make up for what the shortcut has lost.
+A layer that lost some of its inputs is fitted to its previous output. Two operations after it belong
+to the fit. A batch norm after it takes the constant part if the layer has no bias. And if its output
+is added to a value that is already known (a shortcut), the *sum* is the target of the fit: the layer
+can also compensate for the loss of the shortcut.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CONVOLUTIONS = ("conv1d", "conv2d", "conv3d")
 
 @dataclass(frozen=True, eq=False)
 class Norm:
-    """A batch norm in evaluation, which is a factor and a shift per channel."""
+    """A batch norm in evaluation: a factor and a shift per channel."""
 
     node: fx.Node
     weight: str | None
@@ -36,26 +36,26 @@ class Norm:
     epsilon: float
 
     def factor(self, tensors: dict[str, Tensor]) -> Tensor:
-        """Return what each channel is multiplied by."""
+        """Return the factor of each channel."""
         factor = (tensors[self.variance].double() + self.epsilon).rsqrt()
         return factor if self.weight is None else factor * tensors[self.weight].double()
 
     def shift(self, tensors: dict[str, Tensor]) -> Tensor:
-        """Return what each channel gets added."""
+        """Return the shift of each channel."""
         shift = -tensors[self.mean].double() * self.factor(tensors)
         return shift if self.bias is None else shift + tensors[self.bias].double()
 
 
 @dataclass(frozen=True, eq=False)
 class Reader:
-    """A layer to refit: its node, the names of its parameters, what follows it."""
+    """A layer to refit: its node, the names of its parameters, the operations after it."""
 
     node: fx.Node
     weight: str
     bias: str | None
     norm: Norm | None
-    total: fx.Node | None = None  # the sum that its output goes into, through its norm or at once
-    other: fx.Node | None = None  # what is added there
+    total: fx.Node | None = None  # the sum of its output, directly or after its norm
+    other: fx.Node | None = None  # the other addend
 
     @property
     def source(self) -> fx.Node:
@@ -70,12 +70,12 @@ class Reader:
 
     @property
     def groups(self) -> int:
-        """Into how many groups channels are divided."""
+        """The number of groups of channels."""
         return 1 if self.is_linear else int(argument(self.node, "groups"))
 
     @property
     def goal(self) -> fx.Node:
-        """The node whose value in the original model is what to come close to."""
+        """The node whose value in the original model is the target."""
         return self.node if self.total is None else self.total
 
     def rows(self, value: Tensor, picked: Tensor) -> Tensor:
@@ -86,7 +86,7 @@ class Reader:
         return flat.transpose(1, 2).flatten(0, 1)
 
     def patches(self, value: Tensor, picked: Tensor, weight: Tensor) -> Tensor:
-        """Return what the layer multiplies by its weight there, as (groups, rows, inputs)."""
+        """Return the values that the layer multiplies by its weight there, as (groups, rows, inputs)."""
         if self.is_linear:
             return value.flatten(0, -2)[picked][None]
         sizes = weight.shape[2:]
@@ -141,7 +141,7 @@ def _reader(captured: Captured, node: fx.Node, private: set[str]) -> Reader | No
 
 
 def _dims(node: fx.Node) -> int:
-    """Return over how many dimensions a convolution slides."""
+    """Return the number of spatial dimensions of a convolution."""
     return int(op_name(node)[-2])
 
 
@@ -168,7 +168,7 @@ def _norm_after(captured: Captured, node: fx.Node, private: set[str]) -> Norm | 
 
 
 def _with_total(reader: Reader) -> Reader:
-    """Return the reader with the sum that its output alone goes into, if there is one."""
+    """Return the reader with the sum that is the only reader of its output, if there is one."""
     last = reader.node if reader.norm is None else reader.norm.node
     user = _only_user(last)
     if user is None or op_name(user) != "add" or argument(user, "alpha") not in (None, 1):
@@ -191,7 +191,7 @@ def _same_shape(first: fx.Node, second: fx.Node) -> bool:
 
 
 def argument(node: fx.Node, name: str) -> Any:
-    """Return an argument of an op by name, its default if it is not given."""
+    """Return an argument of an op by name, or its default."""
     for i, known in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
         if known.name in ((name, "self") if name == "input" else (name,)):
             if i < len(node.args):
@@ -207,7 +207,7 @@ def _spread(value: Any, dims: int) -> list[int]:
 
 
 def _padding(padding: Any, sizes: Any, dilation: list[int]) -> list[int]:
-    """Return the padding of a convolution as ``functional.pad`` takes it: last dimension first."""
+    """Return the padding of a convolution in the form of ``functional.pad``: last dimension first."""
     if padding == "valid":
         return [0, 0] * len(sizes)
     if padding == "same":

@@ -1,7 +1,7 @@
-"""What the code of a module reads off the modules inside it, as far as its source says so.
+"""Attributes that the code of a module reads from inner modules, as far as its source shows.
 
-A parent that computes with ``self.fc.weight`` instead of calling ``self.fc`` needs that very layer. Only what
-``forward`` and the methods that it calls read counts: initialization is over by then.
+A parent that computes with ``self.fc.weight`` instead of calling ``self.fc`` needs that very layer. Only
+reads in ``forward`` and the methods that it calls count, not those in initialization.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Read:
-    """An attribute that is read off an inner module.
+    """An attribute that is read from an inner module.
 
     Parameters
     ----------
     path : str
-        The module, as ``get_submodule`` names it; ``*`` for any one of a list.
+        The module, as in ``get_submodule``; ``*`` for any item of a list.
     attribute : str
-        What is read.
+        The attribute.
     place : str
-        The method and line where that is.
+        The method and line.
     """
 
     path: str
@@ -35,14 +35,14 @@ class Read:
     place: str
 
     def is_of(self, path: str) -> bool:
-        """Whether it is read off the module at a path."""
+        """Whether it is read from the module at a path."""
         own, parts = self.path.split("."), path.split(".")
         pairs = zip(own, parts, strict=False)
         return len(own) == len(parts) and all(x in ("*", part) for x, part in pairs)
 
 
 def reads_of(module: nn.Module, path: str) -> list[Read]:
-    """Return what the code of a module reads off the module at a path inside it.
+    """Return the attributes that the code of a module reads from the module at a path inside it.
 
     Examples
     --------
@@ -56,7 +56,7 @@ def reads_of(module: nn.Module, path: str) -> list[Read]:
 
 @lru_cache(256)
 def reads_in(cls: Any) -> tuple[Read, ...]:
-    """Return what ``forward`` of a class, and all that it calls of the class, reads off inner modules."""
+    """Return what ``forward`` of a class, and its methods called there, read from inner modules."""
     found: dict[tuple[str, str], Read] = {}
     waiting, seen = ["forward"], set()
     while waiting:
@@ -73,7 +73,7 @@ def reads_in(cls: Any) -> tuple[Read, ...]:
 
 
 def _read(function: Any, title: str) -> _Reader | None:
-    """Return what a method or property reads, None if it has no source."""
+    """Return the reads of a method or property, or None if it has no source."""
     function = function.fget if isinstance(function, property) else function
     try:
         lines, first = inspect.getsourcelines(function)
@@ -89,7 +89,7 @@ def _read(function: Any, title: str) -> _Reader | None:
 
 
 class _Reader(ast.NodeVisitor):
-    """Follows ``self.a.b``, local names for it and loops over it through a method."""
+    """Follows ``self.a.b``, local names of it and loops over it through a method."""
 
     def __init__(self, own: str, title: str, first: int) -> None:
         self.title, self.first = title, first
@@ -126,7 +126,7 @@ class _Reader(ast.NodeVisitor):
             self.names.pop(name, None)
 
     def _path(self, node: ast.AST) -> str | None:
-        """Return the path of the module that an expression stands for, None if it is something else."""
+        """Return the path of the module that an expression refers to, or None."""
         if isinstance(node, ast.Name):
             return self.names.get(node.id)
         if isinstance(node, (ast.Attribute, ast.Subscript)):

@@ -1,4 +1,4 @@
-"""The batch norms of a torch model, and what they are given; see ``recovery/recalibrate.py``."""
+"""The batch norms of a torch model and their inputs; see ``recovery/recalibrate.py``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def norms_of(model: nn.Module) -> dict[str, Any]:
 
 
 def quantizers_in(model: nn.Module) -> list[Any]:
-    """Return the wrappers of quantizers in a model, copies of others included."""
+    """Return the wrappers of quantizers in a model, including copies."""
     return [module for module in model.modules() if isinstance(module, QuantizerModuleWrapper)]
 
 
@@ -36,18 +36,18 @@ def statistics(norm: Any) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def write(norm: Any, mean: Tensor, variance: Tensor) -> None:
-    """Give a norm other statistics."""
+    """Set the statistics of a norm."""
     norm.running_mean.copy_(mean)
     norm.running_var.copy_(variance)
 
 
 def epsilon(norm: Any) -> float:
-    """Return what a norm adds to the variance."""
+    """Return the epsilon that a norm adds to the variance."""
     return float(norm.eps)
 
 
 def over_processes(total: Any, squares: Any, count: int) -> tuple[Any, Any, int]:
-    """Return the sums over all processes; each of them has seen every norm, or none has."""
+    """Return the sums over all processes; either all of them have seen every norm, or none has."""
     if not count:
         return total, squares, count
     summed = sum_over_processes(torch.cat([total, squares, total.new_tensor([count])]))
@@ -59,7 +59,7 @@ def over_processes(total: Any, squares: Any, count: int) -> tuple[Any, Any, int]
 def watching(
     watched: Sequence[tuple[str, Any, Callable[[Any], None]]], models: Sequence[nn.Module]
 ) -> Iterator[None]:
-    """Show norms' inputs, one row per channel, to functions; all models are in eval mode."""
+    """Pass norms' inputs, one row per channel, to functions; all models are in eval mode."""
     modes = {module: module.training for model in models for module in model.modules()}
     handles = [norm.register_forward_pre_hook(_hook(see)) for _, norm, see in watched]
     for model in models:

@@ -45,12 +45,12 @@ class TorchLoop:
             if not isinstance(value, Tensor):
                 raise StateError(
                     f"{name!r} in the state dict is a {type(value).__name__}, expected a tensor; a "
-                    "checkpoint holds tensors only."
+                    "checkpoint contains tensors only."
                 )
         return dict(state)
 
     def load(self, model: nn.Module, tensors: dict[str, Any]) -> None:
-        """Load a state dict, all of it."""
+        """Load a complete state dict."""
         try:
             model.load_state_dict(tensors)
         except RuntimeError as error:
@@ -59,9 +59,9 @@ class TorchLoop:
     # -- training ------------------------------------------------------------------------------------
 
     def check_training(self, functions: Functions) -> str:
-        """Return what is missing to train."""
+        """Return what is missing for training."""
         if functions.train is None and functions.loss is None:
-            return "a step trains, and the recipe has neither 'loss' nor 'train'; add loss: cross_entropy"
+            return "a step trains, but the recipe has neither 'loss' nor 'train'; add loss: cross_entropy"
         return ""
 
     def start_training(
@@ -72,7 +72,7 @@ class TorchLoop:
         factory: Any,
         learning_rate: float | None,
     ) -> Any:
-        """Return a new optimizer; parameters that compressors add are theirs to enter."""
+        """Return a new optimizer; compressors add their own parameters to it."""
         make = _default_optimizer if factory is None else factory
         optimizer = make(model)
         if not isinstance(optimizer, torch.optim.Optimizer):
@@ -94,12 +94,12 @@ class TorchLoop:
         return torch.optim.Adam(model.parameters())
 
     def set_rate(self, optimizer: Any, rate: float) -> None:
-        """Give all groups the learning rate."""
+        """Set the learning rate of all groups."""
         for group in optimizer.param_groups:
             group["lr"] = rate
 
     def stop_training(self, compressors: list[Any]) -> None:
-        """Make compressors forget their optimizer."""
+        """Remove the optimizer from compressors."""
         for compressor in compressors:
             compressor.bind_optimizer(None)
 
@@ -124,7 +124,7 @@ class TorchLoop:
             made = epoch.train_by_user()
             if isinstance(made, nn.Module) and made is not model:
                 raise ConfigError(
-                    "train: the function returned another model, expected the one it was given, trained "
+                    "train: the function returned another model, expected the given one, trained "
                     "in place."
                 )
             return
@@ -144,7 +144,7 @@ class TorchLoop:
             )
 
     def calibrate(self, compressor: Any, batches: Iterable[Any], functions: Functions) -> None:
-        """Run batches; a criterion that looks at gradients gets the loss of the recipe."""
+        """Run batches; a criterion that uses gradients gets the loss of the recipe."""
         extras: dict[str, Any] = {}
         if "loss" in inspect.signature(compressor.calibrate).parameters:
             has_loss = functions.loss is not None
@@ -163,7 +163,7 @@ class TorchLoop:
         model.eval()
 
     def training_of(self, model: nn.Module) -> Callable[[Any], None]:
-        """Return what does nothing: a module does not know how it is trained."""
+        """Return a function that does nothing: a module does not store how it is trained."""
         return lambda shrunk: None
 
     # -- writing -------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ class TorchLoop:
         )
         if compressors and not has_activations:
             compressors[-1].export_model(str(path))
-        else:  # rounded activations have no place in a state dict: these are the trained weights
+        else:  # a state dict cannot store rounded activations: these are the trained weights
             write_atomically(path, dump_tensors(plain_copy(model).state_dict()))
         return path
 
@@ -187,7 +187,7 @@ class TorchLoop:
         return value if first is None else _to(value, first.device)
 
     def first_rows(self, inputs: Any, count: int) -> Any:
-        """Return the first examples of all tensors that have examples."""
+        """Return the first examples of all tensors."""
         if isinstance(inputs, Tensor):
             return inputs[:count] if inputs.dim() else inputs
         if isinstance(inputs, Mapping):

@@ -21,11 +21,11 @@ from lilliput.frameworks.torch.sidecar import mask_of, narrow_of
 from lilliput.frameworks.torch.wrapper import QuantizerModuleWrapper
 from lilliput.progress import track
 
-WIDEST = 8192  # inputs of a layer whose normal equations are solved; of wider ones, only the bias
-_MEMORY = 1 << 30  # bytes of activations that are kept, so as not to compute them again
-_ROWS = 32_768  # positions per layer, of all examples together
-_PER_ROW = 100  # times the ridge for each input that there is per row
-_ROWS_OF_GROUPS = 4096  # where each group has few inputs of its own
+WIDEST = 8192  # inputs of a layer whose normal equations are solved; for wider ones, only the bias
+_MEMORY = 1 << 30  # bytes of activations that are kept instead of computed again
+_ROWS = 32_768  # positions per layer, over all examples
+_PER_ROW = 100  # factor of the ridge, times inputs per row
+_ROWS_OF_GROUPS = 4096  # if each group has few inputs of its own
 
 
 Errors = dict[str, tuple[float, float]]
@@ -35,7 +35,7 @@ Errors = dict[str, tuple[float, float]]
 def refit(
     model: nn.Module, batches: Iterable[Any], teacher: nn.Module, ridge: float, progress: bool
 ) -> tuple[Errors, dict[str, str]]:
-    """Refit all layers; return the error of each before and after, and why others were left."""
+    """Refit all layers; return the error of each before and after, and why others were skipped."""
     work = Work(model, teacher, batches)
     try:
         work.run(ridge, progress)
@@ -46,9 +46,9 @@ def refit(
 
 
 class Work:
-    """One reconstruction: the graph, run with the tensors of both models side by side."""
+    """One reconstruction: the graph, run with the tensors of both models in parallel."""
 
-    title = "reconstruct()"  # what users have called
+    title = "reconstruct()"  # the function that users have called
 
     def __init__(self, model: nn.Module, teacher: nn.Module, examples: Iterable[Any]) -> None:
         batches: list[Inputs] = [arguments_of(model, batch) for batch in examples]
@@ -68,7 +68,7 @@ class Work:
         self.readers = self._behind_changes(find_readers(captured))
         self.errors: Errors = {}
         self.left: dict[str, str] = {}
-        self._before: dict[str, Tensor] = {}  # of what was written to the model
+        self._before: dict[str, Tensor] = {}  # previous values of the written tensors
 
     def run(self, ridge: float, progress: bool) -> None:
         """Refit all layers, and write them into the model."""
@@ -77,7 +77,7 @@ class Work:
             self._refit(reader, ridge)
 
     def _behind_changes(self, readers: list[Reader]) -> list[Reader]:
-        """Return the layers that read something else than in the original model."""
+        """Return the layers whose inputs differ from those in the original model."""
         changed: set[fx.Node] = set()
         for node in self.program.nodes:
             name = str(node.target)
@@ -148,14 +148,14 @@ class Work:
             equations.add(read, wanted.reshape(len(wanted), groups, -1).transpose(0, 1))
             if not equations.is_finite():
                 raise AlgorithmError(
-                    f"{self.title}: batch {batch + 1}: what layer "
-                    f"{self.names[reader.weight].rpartition('.')[0]!r} reads or should return holds NaN or "
+                    f"{self.title}: batch {batch + 1}: the inputs or target outputs of layer "
+                    f"{self.names[reader.weight].rpartition('.')[0]!r} contain NaN or "
                     "infinity; check the data and the weights. Nothing was changed."
                 )
         return equations
 
     def _before_norm(self, reader: Reader, wanted: Tensor) -> Tensor:
-        """Return what a layer has to return for its norm to return this."""
+        """Return the output of a layer for which its norm returns this."""
         if reader.norm is None:
             return wanted
         factor, shift = reader.norm.factor(self.tensors), reader.norm.shift(self.tensors)
@@ -164,7 +164,7 @@ class Work:
         return found
 
     def _shift(self, reader: Reader, groups: int) -> Tensor:
-        """Return what a layer adds itself, as (groups, outputs)."""
+        """Return the shift that a layer adds itself, as (groups, outputs)."""
         bias = None if reader.bias is None else self.tensors[reader.bias]
         weight = self.tensors[reader.weight]
         return (weight.new_zeros(len(weight)) if bias is None else bias).double().view(groups, -1)
@@ -179,7 +179,7 @@ class Work:
         return kept
 
     def undo(self) -> None:
-        """Put back what was written to the model."""
+        """Restore the tensors written to the model."""
         for name, value in self._before.items():
             self.live[name].data.copy_(value)
 
@@ -190,7 +190,7 @@ class Work:
         self.tensors[name] = value.to(held.dtype)
 
     def _write_shift(self, reader: Reader, shift: Tensor) -> None:
-        """Let a layer's bias, or the mean of the norm after it, hold its constant part."""
+        """Write the constant part of a layer into its bias, or the mean of the norm after it."""
         if reader.bias is not None:
             self._write(reader.bias, shift)
         elif reader.norm is not None:
@@ -199,12 +199,12 @@ class Work:
 
 
 def price_of_moving(ridge: float, inputs: int, rows: int) -> float:
-    """Return the ridge of a layer: it grows with inputs per row, as few rows would fit anything."""
+    """Return the ridge of a layer: it grows with inputs per row, because few rows would fit anything."""
     return ridge * (1 + _PER_ROW * inputs / rows)
 
 
 def _why_not(allowed: Tensor, inputs: Tensor, outputs: Tensor) -> str:
-    """Return why a weight with these masks cannot be refitted, '' if it can."""
+    """Return why a weight with these masks cannot be refitted, or '' if it can."""
     if not bool((allowed == (outputs[:, :, None] & inputs[:, None])).all()):
         return "single weights of it are masked"
     if not bool(allowed.any()):
@@ -232,7 +232,7 @@ def _check(model: nn.Module, teacher: nn.Module, batches: list[Inputs], title: s
         shapes = [shape for shape in _shapes(batch) if shape]
         if shapes and all(shape[0] == 0 for shape in shapes):
             raise AlgorithmError(
-                f"{title}: batch {number} has no examples: received a tensor of shape {shapes[0]}; leave "
+                f"{title}: batch {number} has no examples: received a tensor of shape {shapes[0]}; omit "
                 "this batch out. Nothing was changed."
             )
     own, other = (
@@ -254,5 +254,5 @@ def _check(model: nn.Module, teacher: nn.Module, batches: list[Inputs], title: s
         if narrow_of(module) is not None:
             raise UnsupportedModelError(
                 f"{path} ({type(module).__name__}) normalizes over channels of which some are masked; "
-                f"{title} works where such channels are kept: exclude the layers that make them."
+                f"{title} needs such channels to be kept: exclude the layers that produce them."
             )

@@ -1,4 +1,4 @@
-"""Read the graph of a model off one run of it, at the level of the functions that its code calls."""
+"""Record the graph of a model in one run, at the level of the functions that its code calls."""
 
 from __future__ import annotations
 
@@ -20,46 +20,46 @@ from lilliput.frames import is_code_of
 from lilliput.frameworks.torch.compare import leaves_of, tensors_of
 
 _PLAIN = (Tensor, bool, int, float, complex, str, bytes, torch.dtype, torch.device, type(None))
-# What tells Python the numbers in a tensor: code may then decide by them.
+# Functions that return the numbers in a tensor to Python, so that code may depend on them.
 _TELLING = ("item", "_local_scalar_dense", "is_nonzero", "equal", "allclose")
 _TELLING_METHODS = (Tensor.tolist, Tensor.numpy, Tensor.__array__, Tensor.__dlpack__)
 _FILLING = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)  # of numbers in a list
-# What makes tensors whose size the numbers in others decide.
+# Functions whose result size depends on the numbers in tensors.
 _COUNTING = {"nonzero", "masked_select", "unique", "unique_consecutive", "bincount", "argwhere"}
 _COUNTING |= {"nonzero_numpy", "_unique2", "unique_dim"}
 _IS_RANDOM = torch.Tag.nondeterministic_seeded
 
 
 class Unrecorded(Exception):
-    """A run that does not tell what another run would do; the reason is the message."""
+    """A run that does not determine what another run would do; the message is the reason."""
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """While it is active, every operator that is called becomes a node of :attr:`graph`.
 
-    In inference mode torch hands operators over before it takes them apart: ``linear`` and
-    ``scaled_dot_product_attention``, not what they are made of.
+    In inference mode torch dispatches operators before decomposing them: ``linear`` and
+    ``scaled_dot_product_attention``, not their parts.
 
     Parameters
     ----------
     held : dict
-        The parameters and buffers that the graph shall know by name.
+        The parameters and buffers that the graph refers to by name.
     """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # so that the compiler, seconds of imports, is not loaded for nothing
+        return False  # so that the compiler, seconds of imports, is not loaded needlessly
 
     def __init__(self, held: dict[str, Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.graph = fx.Graph()
         self.tensors: dict[str, Tensor] = {}
-        self.simple: dict[str, bool] = {}  # modules that just make one tensor of another
-        self._token = object()  # tells what was noted on a tensor in this run from what was before
+        self.simple: dict[str, bool] = {}  # modules that map one tensor to one tensor
+        self._token = object()  # distinguishes marks on tensors of this run from earlier ones
         self._held = {id(tensor): self._attribute(name, tensor) for name, tensor in held.items()}
         self._fed = set[fx.Node]()  # what depends on inputs,
-        self._varies = set(self._held.values())  # and on weights or chance alone
-        self._noted: list[fx.Node] = []  # by the number that a tensor carries
+        self._varies = set(self._held.values())  # and on weights or random numbers alone
+        self._noted: list[fx.Node] = []  # by the number stored on a tensor
         self._refusal: Unrecorded | None = None
         self._stack: dict[str, tuple[str, type]] = {}
         self._calls = 0
@@ -88,7 +88,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.graph.output(tuple(self._node_of(x) for x in tensors_of(output)))
 
     def _check_packing(self, values: Iterable[Any], what: str) -> None:
-        """Raise if tensors might be hidden in an object of the user's."""
+        """Raise if tensors might be hidden in a user's object."""
         for value in values:
             if not isinstance(value, _PLAIN):
                 self._refuse(f"{what} a {type(value).__name__}")
@@ -115,7 +115,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if get_ident() != self._thread:
             return
         while self._stack and self._stack.popitem()[1][0] != path:
-            pass  # those that have raised an error which the model has caught
+            pass  # those that raised an error which the model has caught
         self.simple[path] = self.simple.get(path, True) and is_simple(module, args, kwargs, output)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -133,17 +133,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._varies.add(node)
         if (is_fed or node in self._varies) and (reason := _depends_on_numbers(func, args)):
             self._refuse(reason)
-        # Code may keep what it computes from no input in a table of its own, and train with it later.
+        # Code may cache what does not depend on inputs, and train with it later.
         with nullcontext() if is_fed else torch.inference_mode(False), torch.no_grad():
             result = func(*args, **kwargs)
         self._note_result(result, node)
         return result
 
     def look(self, func: Any, tensors: Any) -> None:
-        """Raise if code is about to read, past all operators, numbers that are different in other runs."""
+        """Raise if code is about to read, without an operator, numbers that differ in other runs."""
         for tensor in tensors_of(tensors):
             if self._node_of(tensor) in self._fed | self._varies:
-                self._refuse(f"its code looks at numbers in tensors ({func.__name__})")
+                self._refuse(f"its code reads numbers in tensors ({func.__name__})")
 
     def _argument(self, value: Any, is_new: bool) -> Any:
         """Return an argument with nodes in the place of tensors."""
@@ -159,16 +159,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         noted: tuple[object, int] | None = getattr(tensor, "_lilliput_node", None)
         if noted is not None and noted[0] is self._token:
             return self._noted[noted[1]]
-        if id(tensor) not in self._held:  # made by no operator: a number in the code
+        if id(tensor) not in self._held:  # not created by an operator: a number in the code
             if tensor.is_inference() and not is_new:
-                self._refuse("it makes tensors of others, past all operators")
+                self._refuse("it creates tensors from others without an operator")
             self._held[id(tensor)] = self._attribute(f"<constant {len(self.tensors)}>", tensor)
         return self._held[id(tensor)]
 
     def _attribute(self, name: str, tensor: Tensor) -> fx.Node:
         node = self.graph.get_attr(name)
         node.meta["val"] = _shape_only(tensor)
-        self.tensors[name] = tensor  # which also keeps its identity from being given away again
+        self.tensors[name] = tensor  # which also prevents its id from being reused
         return node
 
     def _note_result(self, result: Any, node: fx.Node) -> None:
@@ -195,7 +195,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Methods(TorchFunctionMode):
-    """Sees the functions that call no operator."""
+    """Observes the functions that call no operator."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ class _Methods(TorchFunctionMode):
 
 @contextmanager
 def _said_to_be_traced() -> Iterator[None]:
-    """Answer code that asks as torch.export does: it then takes no short cut that depends on numbers."""
+    """Answer like torch.export to code that checks: it then avoids branches that depend on numbers."""
     before = torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag
     torch.compiler._is_compiling_flag = torch.compiler._is_exporting_flag = True
     try:
@@ -221,10 +221,10 @@ def _said_to_be_traced() -> Iterator[None]:
 
 
 def _depends_on_numbers(func: Any, args: Any) -> str:
-    """Return why Python, or a size, will depend on the numbers in tensors, '' if it does not."""
+    """Return why Python, or a size, will depend on the numbers in tensors, or ''."""
     name = func._schema.name.split("::")[-1]
     if name in _TELLING or torch.Tag.data_dependent_output in func.tags:
-        return f"its code looks at numbers in tensors ({name})"
+        return f"its code reads numbers in tensors ({name})"
     second = args[1] if len(args) > 1 else None
     if name == "index":
         masks = [x for x in second or () if x is not None]
@@ -240,7 +240,7 @@ def _depends_on_numbers(func: Any, args: Any) -> str:
 
 
 def is_simple(module: nn.Module, args: Any, kwargs: Any, output: Any) -> bool:
-    """Whether a module without parts and buffers has just made one tensor of another."""
+    """Whether a module without children and buffers has just mapped one tensor to one tensor."""
     is_one = len(args) == 1 and not kwargs and isinstance(args[0], Tensor)
     return is_one and isinstance(output, Tensor) and not module._modules and not module._buffers
 
@@ -250,7 +250,7 @@ def _shape_only(tensor: Tensor) -> Tensor:
 
 
 def _line_of_the_user() -> str:
-    """Return the line of the user's code that has called an operator, as a traceback shows it."""
+    """Return the line of the user's code that called an operator, as in a traceback."""
     frame: Any = sys._getframe(2)
     while frame is not None and frame.f_code is not Recorder.run.__code__:
         file = frame.f_code.co_filename

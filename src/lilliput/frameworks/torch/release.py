@@ -1,4 +1,4 @@
-"""Before and after shrinking: what must not be there, and how compressors let go of a model."""
+"""Before and after shrinking: what a model must not contain, and how compressors are removed from it."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ def _has_compressor(module: Any) -> bool:
 
 
 def check_model(model: nn.Module) -> None:
-    """Raise if a model cannot be shrunk as it is."""
+    """Raise if a model cannot be shrunk in its current form."""
     if not isinstance(model, nn.Module):
         raise UnsupportedModelError(
             f"model: received {type(model).__name__}, expected a torch.nn.Module."
         )
     if torch.is_inference_mode_enabled():
         raise StageError(
-            "speedup under torch.inference_mode() would give weights that cannot train."
+            "speedup under torch.inference_mode() would create weights that cannot be trained."
         )
     modules: set[Any] = set(model.modules())
     for module in modules:
         if isinstance(module, _REPLICATORS):
             raise StageError(
-                f"a {type(module).__name__} remembers the shapes of its parameters; shrink model.module "
+                f"a {type(module).__name__} stores the shapes of its parameters; shrink model.module "
                 "in every process, and wrap it again."
             )
         bound = module.compressor.bound_model if _has_compressor(module) else None
         if bound is not None and unwrapped(bound) not in modules:
             raise StageError(
-                f"{type(module.compressor).__name__} works on a larger model than this part of it; "
-                "give speedup the whole model."
+                f"{type(module.compressor).__name__} is attached to a larger model than this part of it; "
+                "pass the whole model to speedup."
             )
         if isinstance(module, QuantizerModuleWrapper):
             raise StageError(
@@ -65,7 +65,7 @@ def check_model(model: nn.Module) -> None:
 
 
 def check_optimizer(optimizer: Any, model: nn.Module) -> None:
-    """Raise if an optimizer keeps records that cannot be cut along with the parameters."""
+    """Raise if an optimizer has state that cannot be cut along with the parameters."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UnsupportedModelError(
             f"optimizer: received {type(optimizer).__name__}, expected a torch.optim.Optimizer."
@@ -76,7 +76,7 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
             if not fits and record.shape != parameter.shape:
                 raise UnsupportedModelError(
                     f"optimizer: {type(optimizer).__name__} keeps {key!r} of shape "
-                    f"{tuple(record.shape)} for {name!r}, which cannot be cut along; make a new "
+                    f"{tuple(record.shape)} for {name!r}, which cannot be cut along; create a new "
                     "optimizer after speedup."
                 )
 
@@ -92,7 +92,7 @@ def _pruners_on(model: nn.Module) -> list[Any]:
 
 
 def find_known_groups(model: nn.Module, plain: nn.Module, example_inputs: Any) -> Any:
-    """Return the groups that a pruner of the model knows for such inputs, None if there are none."""
+    """Return the groups that a pruner of the model knows for such inputs, or None."""
     tensors = named_tensors(plain)
     wanted = _signature(as_inputs(example_inputs))
     for pruner in _pruners_on(model):
@@ -112,7 +112,7 @@ def _signature(inputs: Any) -> Any:
 
 
 def find_left_masks(model: nn.Module) -> list[str]:
-    """Return the pruners whose masks will not be held any more, beside the structured ones."""
+    """Return the pruners whose masks will no longer be enforced, apart from the structured ones."""
     return [
         type(pruner).__name__
         for pruner in _pruners_on(model)
@@ -121,7 +121,7 @@ def find_left_masks(model: nn.Module) -> list[str]:
 
 
 def find_unready(model: nn.Module) -> str:
-    """Return what pruners still wait for, as the beginning of a sentence."""
+    """Return what pruners are waiting for, as the start of a sentence."""
     waiting = [
         type(pruner).__name__
         for pruner in _pruners_on(model)
@@ -131,13 +131,13 @@ def find_unready(model: nn.Module) -> str:
 
 
 def optimizer_of(model: nn.Module) -> Any:
-    """Return the optimizer that a pruner of the model follows, None if there is none."""
+    """Return the optimizer that a pruner of the model follows, or None."""
     optimizers = [pruner.optimizer for pruner in _pruners_on(model)]
     return next((x for x in optimizers if x is not None), None)
 
 
 def free_copy(model: nn.Module) -> nn.Module:
-    """Return a copy with the same masks that no compressor knows of."""
+    """Return a copy with the same masks that no compressor knows."""
     twin = copy.deepcopy(model)
     for module in twin.modules():
         if isinstance(module, ModuleWrapper):
@@ -146,7 +146,7 @@ def free_copy(model: nn.Module) -> nn.Module:
 
 
 def release(model: nn.Module) -> None:
-    """Make every compressor let go of a model, its masks left as zeros."""
+    """Detach every compressor from a model, with its masks left as zeros."""
     compressors = _compressors_on(model)
     TorchBackend().widen_norms(model)
     for compressor in compressors:

@@ -1,4 +1,4 @@
-"""Shrunk torch models as named tensors, and a model of the original class shrunk again by a plan."""
+"""Save shrunk torch models as named tensors, and shrink a model of the original class by a plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lilliput.frameworks.torch.sidecar import Sidecar
 from lilliput.graph.plan import Plan
 
 Tensors = Mapping[str, Tensor]
-# What building by a plan that does not fit may raise.
+# Raised when building with a plan that does not fit.
 _FAILURES = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
@@ -85,7 +85,7 @@ def replay(
 
 
 def _check_tensors(state: Tensors, tensors: Tensors, folder: Path) -> None:
-    """Refuse tensors that a shrunk model would not hold as they are in the file."""
+    """Raise for tensors that a shrunk model would not store unchanged."""
     saved, here = ({k: type_of(t) for k, t in x.items()} for x in (tensors, state))
     compare_types(saved, here, folder)
     try:

@@ -1,7 +1,7 @@
-"""Learned numbers under FSDP2: whole in every process, yet DTensors as all other parameters are there.
+"""Learned numbers under FSDP2: whole in every process, but DTensors like all other parameters there.
 
-What goes over all parameters (``clip_grad_norm_``, foreach optimizers) takes no mixture of DTensors and
-plain ones. An algorithm goes on to see plain tensors.
+Functions over all parameters (``clip_grad_norm_``, foreach optimizers) do not accept a mixture of DTensors
+and plain ones. An algorithm still sees plain tensors.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Replicated:
         return value.to_local() if is_sharded(value) else value
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the buffers and parameters of this wrapper's own, as plain tensors."""
+        """Return the buffers and parameters of this wrapper, as plain tensors."""
         held: dict[str, Tensor] = super().tensors()  # type: ignore[misc]
         return {name: local(tensor) for name, tensor in held.items()}
 
@@ -47,17 +47,17 @@ def replicate(value: Tensor, like: Any) -> Tensor:
 class GradientMean:
     """Hooks that average gradients over processes at the end of each backward, in one exchange.
 
-    FSDP2 does so for the weights that it has sharded only.
+    FSDP2 does this only for the weights that it has sharded.
 
     Parameters
     ----------
     parameters : sequence of Parameter
-        Those that are whole in every process.
+        The parameters that are whole in every process.
     """
 
     def __init__(self, parameters: Sequence[Any]) -> None:
         self._parameters = parameters
-        self._task = -1  # the backward in which the exchange is awaited
+        self._task = -1  # the backward in which the exchange is pending
         self._hooks = [p.register_post_accumulate_grad_hook(self._queue) for p in parameters]
 
     def remove(self) -> None:

@@ -1,4 +1,4 @@
-"""Which numbers in a graph change with its channels: sizes of views, bounds of slices, groups."""
+"""Numbers in a graph that change with its channels: sizes of views, bounds of slices, groups."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Edit:
     argument: str
     old: Any
     new: Any
-    target: Any = None  # another op, where this one cannot say it
+    target: Any = None  # another op, if this one cannot express it
 
     def numbers(self) -> list[tuple[int, int]]:
         """Return the pairs of integers that differ."""
@@ -188,20 +188,20 @@ _RULES: dict[str, _Rule] = {
 
 
 def find_cause(edits: list[Edit]) -> str:
-    """Return why outputs differ if only code is left as it is, '' if that is not known."""
+    """Return why outputs differ if code is not changed, or '' if unknown."""
     for edit in edits:
         if edit.argument == "scale":
             size = round(edit.new**-2)
             return (
                 f": attention at {place(edit.node)} divides by the root of the head size by default, "
-                f"{size} before the cut and less after it; give scaled_dot_product_attention "
-                f"scale={size} ** -0.5"
+                f"{size} before the cut and less after it; pass scale={size} ** -0.5 to "
+                "scaled_dot_product_attention"
             )
     return ""
 
 
 def rewrite(edits: list[Edit]) -> None:
-    """Carry out edits in their graph."""
+    """Apply edits to their graph."""
     for edit in edits:
         node = edit.node
         if edit.target is not None:
@@ -220,26 +220,26 @@ def rewrite(edits: list[Edit]) -> None:
 
 
 def _merge(given: Any, edit: Edit) -> Any:
-    """Keep symbolic sizes where their number did not change."""
+    """Keep symbolic sizes whose number did not change."""
     if not isinstance(edit.new, list):
         return edit.new
     pairs = zip(given, edit.old, edit.new, strict=True)
     merged = [x if old == new else new for x, old, new in pairs]
     computed = [i for i, x in enumerate(given) if isinstance(x, fx.Node) and merged[i] is not x]
     if len(computed) == 1 and -1 not in merged and edit.argument in ("size", "shape"):
-        merged[computed[0]] = -1  # a product with an open size, such as batch × heads
+        merged[computed[0]] = -1  # a product with a dynamic size, such as batch × heads
     return merged
 
 
 def argument(node: fx.Node, name: str, default: Any) -> Any:
-    """Return what a node passes under a name."""
+    """Return the argument of a node by name."""
     names = [x.name for x in node.target._schema.arguments]  # type: ignore[union-attr]
     at = names.index(name)
     return node.args[at] if at < len(node.args) else node.kwargs.get(name, default)
 
 
 def has_casts(analysis: Analysis) -> bool:
-    """Whether the model computes parts of itself in a precision of its own choice."""
+    """Whether the model computes parts of itself in another precision."""
     low = (torch.float16, torch.bfloat16, torch.float32)
     return any(
         x in low

@@ -1,7 +1,7 @@
-"""The shadow class: a module's own class, on which compressed attributes are properties.
+"""The shadow class: a subclass of a module's class on which compressed attributes are properties.
 
-It is a subclass of the user's class with the same name, made once per class and set of attributes. The
-user's ``__init_subclass__`` is not run for it: a registry of classes shall not hold shadows.
+It is a subclass of the user's class with the same name, created once per class and set of attributes. The
+user's ``__init_subclass__`` is not run for it, so that a registry of classes does not contain shadows.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _REGISTER_PARAMETRIZATION = parametrize.register_parametrization.__code__
 
 
 class Shadowed:
-    """What all shadow classes do in their own way."""
+    """The common behaviour of all shadow classes."""
 
     _lilliput_base: ClassVar[Any]
     _lilliput_names: ClassVar[tuple[str, ...]]
     _lilliput_mixins: ClassVar[tuple[type, ...]]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """End the chain here, before the user's class hears of a subclass."""
+        """End the chain here, before the user's class is notified of a subclass."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Let pickle and deepcopy rebuild the shadow from the class that can be imported."""
@@ -60,7 +60,7 @@ class Shadowed:
         hold_parameters(self)
 
     def _apply(self: Any, *args: Any, **kwargs: Any) -> Any:
-        release_parameters(self)  # a move may make new Parameters, or give them other insides
+        release_parameters(self)  # a move may create new Parameters, or replace their data
         try:
             return super()._apply(*args, **kwargs)  # type: ignore[misc]
         finally:
@@ -68,11 +68,11 @@ class Shadowed:
 
     def _save_to_state_dict(self: Any, *args: Any, **kwargs: Any) -> None:
         if is_eager():
-            write_zeros(self)  # an optimizer may have moved what was pruned since the last read
+            write_zeros(self)  # an optimizer may have moved pruned weights since the last read
         super()._save_to_state_dict(*args, **kwargs)  # type: ignore[misc]
 
     def register_parameter(self: Any, name: str, param: Any) -> None:
-        """Mask a Parameter that is put in place of another, too."""
+        """Also mask a Parameter that replaces another."""
         super().register_parameter(name, param)  # type: ignore[misc]
         hold_parameters(self)
 
@@ -108,7 +108,7 @@ def _shadow_property(name: str) -> property:
     def get(self: nn.Module) -> Any:
         value = raw(self, name)
         sidecar = self._modules.get(SIDECAR)
-        # FSDP2 reads the attribute to find its own shards: those must come back untouched.
+        # FSDP2 reads the attribute to find its own shards, which must be returned unchanged.
         if value is None or sidecar is None or is_sharded(value):
             return value
         try:
@@ -117,10 +117,10 @@ def _shadow_property(name: str) -> property:
             asking = sys._getframe(1).f_code
             if asking is _REGISTER_PARAMETRIZATION:
                 _refuse_parametrization(self, name)
-            # get_parameter() takes nothing but the Parameter itself.
+            # get_parameter() accepts nothing but the Parameter itself.
             return sidecar.read(name, value, is_computed=asking is not _GET_PARAMETER)  # type: ignore[operator]
         except AttributeError as error:
-            # Python would go on to nn.Module.__getattr__, which returns the raw weight.
+            # Python would continue with nn.Module.__getattr__, which returns the raw weight.
             raise AlgorithmError(
                 f"computing {name!r} of a {type(self).__name__}: {error}"
             ) from error
@@ -139,7 +139,7 @@ def _refuse_parametrization(module: nn.Module, name: str) -> None:
 
 
 def _narrow_forward(base: Any) -> Any:
-    # The base is known here: below a class of FSDP2, type(self) would lead back to this method.
+    # The base is bound here: below a class of FSDP2, type(self) would lead back to this method.
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         narrow = narrow_of(self)
         if narrow is None:
@@ -150,7 +150,7 @@ def _narrow_forward(base: Any) -> Any:
 
 
 def _flat_weights(self: Any) -> list[Any]:
-    """What recurrent layers compute with: kept as raw parameters otherwise."""
+    """The weights that recurrent layers use, which are otherwise raw parameters."""
     return [getattr(self, name, None) for name in self._flat_weights_names]
 
 
@@ -160,7 +160,7 @@ def _ignore(self: Any, value: Any) -> None:
 
 def _refuse_copy(self: Any, memo: Any = None) -> None:
     raise UnsupportedModelError(
-        f"a {type(self).__name__} says itself how it is copied or pickled, and would lose its masks; "
+        f"a {type(self).__name__} defines its own copying or pickling, and would lose its masks; "
         "strip() the model first."
     )
 

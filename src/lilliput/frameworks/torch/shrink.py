@@ -1,4 +1,4 @@
-"""Shrink a masked model, and prove that the result is the same function."""
+"""Shrink a masked model, and verify that the result is the same function."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ from lilliput.graph.walk import IS_OUTPUT
 log = logging.getLogger("lilliput")
 _WHY_UNREAD = ("the example inputs never reach", "in evaluation, tables are read in place of")
 _ATTEMPTS = 6
-_MOST_WIDTHS = 8  # that are tried one by one, where not all of them can be set
+_MOST_WIDTHS = 8  # that are tried one by one, if not all of them can be set
 
 
 RUNS_AT_ONCE = True
@@ -117,7 +117,7 @@ def zeros_of(model: nn.Module) -> Zeros:
 
 
 class _Work:
-    """One shrinking: what was found, and the model it was found in."""
+    """One shrinking: the model and its analysis."""
 
     def __init__(self, model: nn.Module, example_inputs: Any, extend_masks: bool) -> None:
         self.model, self.example_inputs = model, example_inputs
@@ -171,7 +171,7 @@ class _Work:
         return balance(self.analysis, flags)
 
     def _extend(self) -> nn.Module:
-        """Complete the masks of channels whose filters are zero; return the model to compare with."""
+        """Extend the masks of channels whose filters are zero; return the model to compare with."""
         tensors = named_tensors(self.plain)
         parameters = dict(self.plain.named_parameters(remove_duplicate=False))
         dead = find_dead(self.groups, zeros_in(parameters), only_outputs=True)
@@ -191,7 +191,7 @@ class _Work:
         return masked
 
     def find_plan(self, allow_graph: bool) -> tuple[Plan, float]:
-        """Return the first plan that passes the check, the user's own module preferred."""
+        """Return the first plan that passes the check, preferring the user's own module."""
         edits = self.edits
         attributes = find_attributes(self.plain, edits)
         failures: list[Failure] = []
@@ -218,16 +218,16 @@ class _Work:
                     f"captured, since its own code cannot run on fewer channels: {why}"
                 )
                 self.notes.append(
-                    "what captured code does only in training (dropout in fused attention, stochastic "
-                    "depth) it does no more, and batch norms in it all follow train()"
+                    "captured code no longer does what it does only in training (dropout in fused attention, "
+                    "stochastic depth), and batch norms in it all follow train()"
                 )
                 return self._with_widths(*found)
         raise UnsupportedModelError(
-            f"no shrunk form of the model gives the outputs of the masked one: {failures[-1]}"
+            f"no shrunk form of the model reproduces the outputs of the masked one: {failures[-1]}"
         )
 
     def _without_needless(self, plan: Plan, error: float) -> tuple[Plan, float]:
-        """Return a plan that sets no attribute which happens to hold a number that changes."""
+        """Return a plan without attributes that only happen to equal a number that changes."""
         for fewer in less_by_one(plan.attributes, self.plain):
             kept = {k: v for k, v in plan.attributes.items() if k in fewer}
             if len(kept) < len(plan.attributes):
@@ -256,7 +256,7 @@ class _Work:
         return trial, error
 
     def _with_widths(self, plan: Plan, error: float) -> tuple[Plan, float]:
-        """Return a plan that also sets the widths which modules remember, where they are certain."""
+        """Return a plan that also sets widths stored as attributes, if they are certain."""
         if plan.kind == "graph":
             return plan, error
         found = self._find_widths(plan)
@@ -269,7 +269,7 @@ class _Work:
             if is_right:
                 plan = trial
                 self.remembered |= new
-            # A number that the code computes with is right for it, but not for a new classifier.
+            # A number used in the code is right for it, but not for a new classifier.
             if is_right or (len(chosen) == 1 and chosen[0] not in OF_CLASSIFIER):
                 left = {k: v for k, v in left.items() if k not in new}
         self.outdated |= {k: held_value(self.plain.get_submodule(k[0]), k[1]) for k in left}
@@ -299,7 +299,7 @@ class _Work:
     def _with_graphs(
         self, attributes: Attributes, edits: list[Edit], failures: list[Failure]
     ) -> Iterator[Plan]:
-        """Yield plans that replace ever more of the model by captured graphs."""
+        """Yield plans that replace more and more of the model by captured graphs."""
         graphs: set[str] = set()
         path = failures[0].path or _common(edits)
         for _ in range(_ATTEMPTS):
@@ -316,7 +316,7 @@ class _Work:
         yield Plan(self.cuts, {}, ("",))
 
     def _try_graphs(self, plan: Plan, failures: list[Failure]) -> tuple[Plan, float] | None:
-        """Return a plan that passes and its error: one that takes batches of any size, if it can."""
+        """Return a plan that passes and its error, preferably one that accepts any batch size."""
         open_, why = replace(plan, any_size=True), list[Failure]()
         error = self._try(open_, why)
         if error <= self.reference.tolerance and self._takes_other_batches(open_):
@@ -326,7 +326,7 @@ class _Work:
             and why[0].path
             and not f"{why[0].path}.".startswith(tuple(f"{x}." for x in plan.graphs))
         ):
-            failures += why  # in code around the graphs, which knows nothing of their sizes
+            failures += why  # in code around the graphs, which does not know their sizes
             return None
         error = self._try(plan, failures)
         if error > self.reference.tolerance:
@@ -341,11 +341,11 @@ class _Work:
         try:
             return bool(others) and all(x.error(twin) <= x.tolerance for x in others or ())
         except Exception as failure:
-            log.debug("speedup: sizes cannot be left open: %s", describe(failure))
+            log.debug("speedup: sizes cannot be dynamic: %s", describe(failure))
             return False
 
     def _alike(self, path: str, edits: list[Edit]) -> set[str]:
-        """Return the modules of the same class that face the same trouble."""
+        """Return the modules of the same class with the same edits."""
         owners = {x for edit in edits for x in owners_of(edit)}
         cls = type(self.plain.get_submodule(path))
         return {x for x in owners if x and type(self.plain.get_submodule(x)) is cls}
@@ -400,14 +400,14 @@ class _Work:
         return Twin(built, self.reference.precision)
 
     def carry_out(self, plan: Plan, optimizer: Any) -> nn.Module:
-        """Change the user's model according to a plan that passed."""
+        """Apply a plan that passed to the user's model."""
         model = unwrapped(self.model)
         modes = {name: module.training for name, module in model.named_modules()}
         parts = capture_parts(self.plain, plan, self.example_inputs, self._parts)
         is_graph = plan.kind == "graph"
         graph = build(self.plain, plan, self.example_inputs, self._parts) if is_graph else None
         for parameter in () if graph is None else graph.parameters():
-            parameter.data = parameter.data.clone()  # what was not cut is the model's own still
+            parameter.data = parameter.data.clone()  # uncut tensors are shared
         release(model)
         before = named_tensors(model)
         shapes = {name: tuple(tensor.shape) for name, tensor in before.items()}
@@ -418,7 +418,7 @@ class _Work:
             return graph.train(model.training)
         with torch.no_grad():
             for name, parameter in self.plain.named_parameters():
-                before[name].copy_(parameter)  # masks may have been completed
+                before[name].copy_(parameter)  # masks may have been extended
         build_in_place(model, plan, parts)
         for name, module in model.named_modules():
             module.training = modes.get(name, model.training)
@@ -427,20 +427,23 @@ class _Work:
         return self.model
 
     def changed_widths(self) -> dict[str, tuple[int, int]]:
-        """Return the widths that modules remember, before and after."""
+        """Return the width attributes of modules, before and after."""
         held = {k: held_value(self.plain.get_submodule(k[0]), k[1]) for k in self.remembered}
         return {".".join(filter(None, k)): (held[k], new) for k, new in self.remembered.items()}
 
     def all_notes(self) -> tuple[str, ...]:
-        """Return what a reader should know, what the outputs depend on first."""
+        """Return the notes for the user, those on the outputs first."""
         notes = self.notes
         if self.outdated:
             listed = show({key: str(value) for key, value in self.outdated.items()})
-            notes = [*notes, f"{listed}: widths from before the cut, read the layers' own instead"]
+            notes = [
+                *notes,
+                f"{listed}: widths from before the cut, read those of the layers instead",
+            ]
         return tuple(notes)
 
     def count_parameters(self, shrunk: nn.Module) -> tuple[int, int]:
-        """Return the number of parameters before and after; a graph holds only those it reads."""
+        """Return the number of parameters before and after; a graph has only those it reads."""
         before, after = self.costs(self.groups.count_parameters)
         is_graph = isinstance(shrunk, CapturedModule)
         return before, sum(p.numel() for p in shrunk.parameters()) if is_graph else after
@@ -453,11 +456,11 @@ class _Work:
         return {g.name: self.removed[g.roots] for g in self.groups.groups}
 
     def removed_units(self) -> dict[str, tuple[int, int]]:
-        """Return how many units of each group went, of how many."""
+        """Return how many units of each group were removed, of how many."""
         return {name: (int(x.sum()), len(x)) for name, x in self._units().items() if x.any()}
 
 
 def _common(edits: list[Edit]) -> str:
-    """Return the module whose code holds most of the changing numbers, ''  for the model itself."""
+    """Return the module whose code has most of the changing numbers, '' for the model itself."""
     owners = [owners_of(edit)[0] for edit in edits if edit.numbers() and owners_of(edit)]
     return max(set(owners), key=lambda x: (owners.count(x), x)) if owners else ""

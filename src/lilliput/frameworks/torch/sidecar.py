@@ -1,9 +1,9 @@
-"""The sidecar: a child module that holds a module's wrappers, and what they make of its weights.
+"""The sidecar: a child module with the wrappers of a module, which compute its compressed weights.
 
-A masked Parameter holds its zeros itself. Whenever it is read, what the masks prune is set to zero in
-place, and a hook masks its gradient; so the module shows the Parameter itself, and whatever is
-written to it stays. Where nothing may be changed in place (compiled, traced and transformed code), and
-where a quantizer follows, the value is computed instead.
+A masked Parameter stores its zeros itself. Whenever it is read, masked entries are set to zero in
+place, and a hook masks its gradient; so the module exposes the Parameter itself, and whatever is
+written to it persists. Where nothing may be changed in place (compiled, traced and transformed code),
+and where a quantizer follows, the value is computed instead.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def is_ours(name: str) -> bool:
 
 
 class _Computing(threading.local):
-    """Which attributes of which sidecars a thread is computing; replicas run in threads of their own."""
+    """Which attributes of which sidecars a thread is computing; replicas run in separate threads."""
 
     def __init__(self) -> None:
         self.marks: set[tuple[int, str]] = set()
@@ -42,17 +42,17 @@ class Sidecar(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.chains: dict[str, list[tuple[str, str]]] = {}  # attribute -> [(child, role)]
-        self.held: dict[str, HeldParameter] = {}  # attribute -> what holds its own zeros
+        self.held: dict[str, HeldParameter] = {}  # attribute -> Parameter that stores its zeros
         self.input_keys: list[str] = []
         self.output_keys: list[str] = []
-        self.narrow: Any = None  # how a norm runs on kept channels alone
+        self.narrow: Any = None  # makes a norm run on kept channels alone
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy has Parameters of its own; its module takes hold of them.
+        # A copy has its own Parameters, which its module holds.
         return {**self.__dict__, "held": {}}
 
     def add(self, wrapper: Any, weights: Iterable[str], biases: Iterable[str]) -> None:
-        """Enter a wrapper at its place in the chains of the attributes it changes."""
+        """Add a wrapper at its position in the chains of the attributes it changes."""
         key = next(str(i) for i in range(len(self._modules) + 1) if str(i) not in self._modules)
         self._modules[key] = wrapper
         for attributes, role in ((weights, "weight"), (biases, "bias")):
@@ -61,13 +61,14 @@ class Sidecar(nn.Module):
                 chain.sort(key=self._order)
                 self.chains[attribute] = chain
         for role, keys in (("input", self.input_keys), ("output", self.output_keys)):
-            # A module with several weights has several wrappers, but its activations are one.
+            # A module with several weights has several wrappers, but its activations are quantized
+            # once.
             known = any(self._modules[k].compressor is wrapper.compressor for k in keys)  # type: ignore[union-attr]
             if role in wrapper.roles and not known:
                 keys.append(key)
 
     def drop(self, wrapper: Any) -> None:
-        """Take a wrapper out again."""
+        """Remove a wrapper."""
         key = next(key for key, child in self._modules.items() if child is wrapper)
         del self._modules[key]
         chains = {a: [x for x in chain if x[0] != key] for a, chain in self.chains.items()}
@@ -80,9 +81,9 @@ class Sidecar(nn.Module):
         return int(wrapper.order)
 
     def read(self, attribute: str, value: Tensor, is_computed: bool = True) -> Tensor:
-        """Return what the module shows as an attribute, in eager code: the Parameter if it can be.
+        """Return the value of a module's attribute in eager code: the Parameter itself if possible.
 
-        What cannot be is computed, or with ``is_computed=False`` left as it is.
+        Otherwise it is computed, or with ``is_computed=False`` returned unchanged.
         """
         held = self.held.get(attribute)
         if held is not None and held.parameter is value and not self.keeps_raw(attribute):
@@ -92,10 +93,10 @@ class Sidecar(nn.Module):
                 mask = self._modules[key].stored_mask(role, value)  # type: ignore[union-attr,operator]
                 if mask is None:
                     continue
-                # Through .data: zeros that are there already do not change anything for autograd.
+                # Through .data: for autograd, existing zeros are not a change.
                 if mask.dtype == value.dtype:
                     value.data.mul_(mask)
-                else:  # multiplying would make a copy of the mask in the value's type
+                else:  # multiplying would copy the mask to the value's type
                     zero_(value.data, mask)
             return value
         if not is_computed:
@@ -110,7 +111,7 @@ class Sidecar(nn.Module):
             _computing.marks.discard(mark)
 
     def is_computing(self, attribute: str) -> bool:
-        """Whether an attribute is being computed right now, so that a quantizer itself reads it."""
+        """Whether an attribute is being computed right now, so that it is read by a quantizer itself."""
         return (id(self), attribute) in _computing.marks
 
     def keeps_raw(self, attribute: str) -> bool:
@@ -122,14 +123,14 @@ class Sidecar(nn.Module):
         return False
 
     def pruned(self, attribute: str, value: Tensor) -> Tensor:
-        """Return what pruners make of an attribute, before any quantizer."""
+        """Return an attribute with all pruners applied, before any quantizer."""
         for key, role in self.chains.get(attribute, ()):
             wrapper: Any = self._modules[key]
             value = value if wrapper.order == 1 else wrapper.transform(role, value, [])
         return value
 
     def _before_quantizers(self, attribute: str, value: Tensor) -> Tensor:
-        """Return an attribute as the quantizer that reads it gets it: with its masks."""
+        """Return an attribute as the quantizer that reads it gets it, with its masks."""
         value = self.pruned(attribute, value)
         wrappers: list[Any] = [self._modules[key] for key, _ in self.chains.get(attribute, ())]
         quantizer = next((wrapper for wrapper in wrappers if wrapper.order == 1), None)
@@ -143,7 +144,7 @@ class Sidecar(nn.Module):
         return value
 
     def mask_gradient(self, attribute: str, gradient: Tensor) -> Tensor:
-        """Return the gradient of an attribute, zero where its masks prune."""
+        """Return the gradient of an attribute, zero where it is masked."""
         for key, role in self.chains.get(attribute, ()):
             wrapper: Any = self._modules[key]
             is_masked = wrapper.order == 0 and not (
@@ -155,7 +156,7 @@ class Sidecar(nn.Module):
         return gradient
 
     def hold(self, attribute: str, parameter: Any) -> None:
-        """Let a Parameter hold its zeros itself, if masks are all there is on the attribute."""
+        """Let a Parameter store its zeros itself, if the attribute has only masks."""
         chain = self.chains.get(attribute, ())
         is_masked = bool(chain) and all(self._order(link) == 0 for link in chain)
         if not is_masked or not issubclass(type(parameter), nn.Parameter):
@@ -180,10 +181,10 @@ class Sidecar(nn.Module):
 
 
 class HeldParameter:
-    """A Parameter that holds the zeros of its masks, and the hook on its gradient.
+    """A Parameter that stores the zeros of its masks, and the hook on its gradient.
 
-    It is known by identity: functional_call, FSDP2 and replicas put other tensors in its place for a
-    while, and those are not ours to change.
+    It is compared by identity: functional_call, FSDP2 and replicas temporarily replace it by other
+    tensors, which must not be changed.
     """
 
     def __init__(self, parameter: nn.Parameter) -> None:
@@ -192,17 +193,17 @@ class HeldParameter:
         self._handle: Any = None
 
     def mask_gradient(self, sidecar: Sidecar, attribute: str) -> None:
-        """Register the hook, as soon as the Parameter is one that is trained."""
+        """Register the hook once the Parameter requires a gradient."""
         if self.parameter.requires_grad:
             self._handle = self.parameter.register_hook(MaskedGradient(sidecar, attribute))  # type: ignore[no-untyped-call]
             self.has_hook = True
 
     def release(self) -> None:
-        """Take the hook away."""
+        """Remove the hook."""
         if self.has_hook:
             self._handle.remove()
             if not self.parameter._backward_hooks:
-                self.parameter._backward_hooks = None  # as it was
+                self.parameter._backward_hooks = None  # as before
 
 
 class MaskedGradient:
@@ -215,13 +216,13 @@ class MaskedGradient:
         self.attribute = attribute
 
     def __call__(self, gradient: Tensor) -> Tensor:
-        """Return the gradient times the masks as they are now."""
+        """Return the gradient times the current masks."""
         sidecar = self.sidecar()
         return gradient if sidecar is None else sidecar.mask_gradient(self.attribute, gradient)
 
 
 def hold_parameters(module: nn.Module) -> None:
-    """Let a module's masked Parameters hold their zeros, those that it has now."""
+    """Let the current masked Parameters of a module store their zeros."""
     sidecar: Any = module._modules.get(SIDECAR)
     if isinstance(sidecar, Sidecar):
         for attribute in {*sidecar.chains, *sidecar.held}:
@@ -229,14 +230,14 @@ def hold_parameters(module: nn.Module) -> None:
 
 
 def release_parameters(module: nn.Module) -> None:
-    """Let go of a module's masked Parameters."""
+    """Release a module's masked Parameters."""
     sidecar: Any = module._modules.get(SIDECAR)
     while isinstance(sidecar, Sidecar) and sidecar.held:
         sidecar.held.popitem()[1].release()
 
 
 def write_zeros(module: nn.Module) -> None:
-    """Set what is pruned to zero in a module's masked Parameters."""
+    """Set masked entries of a module's Parameters to zero."""
     sidecar: Any = module._modules.get(SIDECAR)
     if isinstance(sidecar, Sidecar):
         for attribute, held in sidecar.held.items():
@@ -245,7 +246,7 @@ def write_zeros(module: nn.Module) -> None:
 
 
 def mask_of(module: nn.Module, name: str) -> Tensor | None:
-    """Return the mask on a parameter, that of all pruners together; None if there is none."""
+    """Return the combined mask of all pruners on a parameter, or None."""
     sidecar: Any = module._modules.get(SIDECAR)
     mask: Tensor | None = None
     for key, role in sidecar.chains.get(name, ()) if sidecar is not None else ():
@@ -256,11 +257,11 @@ def mask_of(module: nn.Module, name: str) -> Tensor | None:
 
 
 def is_computed(module: nn.Module, name: str) -> bool:
-    """Whether a pruner computes a weight, so that the Parameter holds something else."""
+    """Whether a pruner computes a weight, so that the Parameter differs from it."""
     sidecar: Any = module._modules.get(SIDECAR)
     return isinstance(sidecar, Sidecar) and sidecar.keeps_raw(name)
 
 
 def narrow_of(module: nn.Module) -> Any:
-    """Return how a module runs on kept channels alone, None if it does not."""
+    """Return how a module runs on kept channels alone, or None."""
     return getattr(module._modules.get(SIDECAR), "narrow", None)

@@ -1,7 +1,7 @@
-"""What the layers of a torch model hold, multiply and take: read and watched, never changed.
+"""Weights, multiplications and times of the layers of a torch model, observed without changes.
 
-Multiplications come from ``torch.utils.flop_counter``, module by module. What it does not see is
-counted by formulas (recurrent layers, ``Bilinear``), or made visible: attention runs unfused meanwhile.
+Multiplications come from ``torch.utils.flop_counter``, module by module. Those that it does not see are
+computed by formulas (recurrent layers, ``Bilinear``), or made visible by running attention unfused.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _BY_FORMULA = (nn.RNNBase, nn.RNNCellBase, nn.Bilinear)
 
 
 def name_of(owner: Any) -> str:
-    """Return what a module is called."""
+    """Return the name of a module."""
     return owner.path or plain_type(type(owner.module)).__name__
 
 
 def type_of(owner: Any, kind: str) -> str:
-    """Return what kind of layer a module is."""
+    """Return the kind of layer of a module."""
     return kind
 
 
@@ -50,7 +50,7 @@ def paths(model: nn.Module) -> list[str]:
 
 
 def value(module: nn.Module, name: str) -> Array:
-    """Return a parameter as the module computes with it."""
+    """Return a parameter as the module uses it."""
     with torch.no_grad():
         tensor = whole(getattr(module, name)).detach().cpu()
         array: Array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
@@ -58,7 +58,7 @@ def value(module: nn.Module, name: str) -> Array:
 
 
 def quantizer_of(module: nn.Module, name: str) -> Any:
-    """Return the wrapper of the quantizer that is in charge of a parameter, or None."""
+    """Return the wrapper of the quantizer of a parameter, or None."""
     sidecar: Any = module._modules.get(SIDECAR)
     chain = sidecar.chains.get(name, ()) if sidecar is not None else ()
     found = (sidecar._modules[key] for key, role in chain if role == "weight")
@@ -67,7 +67,7 @@ def quantizer_of(module: nn.Module, name: str) -> Any:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model in eval mode for a while, and every module back to its own."""
+    """Put a model in eval mode temporarily, and restore the mode of every module."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -91,7 +91,7 @@ def watch(
     }
 
     def forward() -> None:
-        # Quantizers step aside: they would take note of what they see.
+        # Quantizers are disabled, because they would update their ranges.
         with marking(step_aside, quantizers_in(root)):
             run(root, [None], lambda model, _: model(*args, **kwargs))
 
@@ -108,9 +108,9 @@ def watch(
 
 
 def examples_in(model: nn.Module, inputs: Any) -> int:
-    """Return how many examples inputs hold: the first axis, or the second where the first one is time.
+    """Return the number of examples in inputs: the first axis, or the second if the first one is time.
 
-    It is time if a recurrent layer without ``batch_first`` goes along it.
+    It is time if a recurrent layer without ``batch_first`` runs along it.
 
     Examples
     --------
@@ -148,8 +148,8 @@ Note = Callable[[Work, nn.Module, Any, Any, float], None]
 def _hooked(
     root: nn.Module, works: dict[int, Work], meter: Callable[[], float], note: Note
 ) -> Iterator[None]:
-    """Read a meter around each module's forward, and note what is the module's own."""
-    stack: list[list[float]] = []  # the meter at the beginning, and what modules inside took of it
+    """Read a meter around each module's forward, and record the module's own part."""
+    stack: list[list[float]] = []  # the meter at the start, and the part of inner modules
     totals: dict[int, list[Any]] = {}
 
     def before(module: nn.Module, args: Any) -> None:
@@ -177,7 +177,7 @@ def _hooked(
 
 
 def _note_all(work: Work, calls: list[Any], note: Note) -> None:
-    """Note all calls of one module in one forward of the model."""
+    """Record all calls of one module in one forward pass of the model."""
     before = len(work.seconds)
     for module, args, output, own in calls:
         note(work, module, args, output, own)
@@ -203,7 +203,7 @@ def _formula(module: nn.Module, given: Any, output: Any) -> int:
 
 
 def _modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the modules of the user's own."""
+    """Yield the user's own modules."""
     hidden: tuple[str, ...] = ()
     for path, module in root.named_modules():
         if isinstance(module, Sidecar):
@@ -214,14 +214,14 @@ def _modules(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 @contextmanager
 def _unfused() -> Iterator[None]:
-    """Let attention run as the products it is made of, which can be counted."""
+    """Make attention run as separate products, which can be counted."""
     with calling_modules(), sdpa_kernel(SDPBackend.MATH):
         yield
 
 
 @contextmanager
 def _unchanged(root: nn.Module) -> Iterator[None]:
-    """Put buffers, and the random numbers that come next, back to what they were."""
+    """Restore buffers and the random generator."""
     buffers = [(buffer, buffer.detach().clone()) for buffer in root.buffers()]
     try:
         with torch.random.fork_rng(devices=[]):

@@ -1,4 +1,4 @@
-"""What criteria look at while a model runs: activations, gradients, the sum over processes."""
+"""Data for criteria while a model runs: activations, gradients, the sum over processes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def reduce(array: Any, how: str) -> Any:
 
 
 def gradient(wrapper: Any, factor: Tensor | None = None) -> Tensor | None:
-    """Return the gradient of a raw weight in full, divided by what a loss scale multiplied it by."""
+    """Return the full gradient of a raw weight, divided by the loss scale."""
     parameter = _trained(wrapper)
     if parameter is None or parameter.grad is None:
         return None
@@ -64,7 +64,7 @@ def gradient(wrapper: Any, factor: Tensor | None = None) -> Tensor | None:
 
 @torch.no_grad()
 def pull_to_zero(wrappers: Sequence[Any], scale: float, factor: Tensor | None = None) -> None:
-    """Add ``scale * sign(w)`` to the gradients of the raw weights, which a loss scale multiplied."""
+    """Add ``scale * sign(w)``, times the loss scale, to the gradients of the raw weights."""
     for wrapper in wrappers:
         parameter = _trained(wrapper)
         if parameter is not None and parameter.grad is not None:
@@ -79,17 +79,17 @@ def add_penalty(
     penalty: Callable[..., Tensor],
     factor: Tensor | None = None,
 ) -> None:
-    """Add the gradients of a penalty to those of its arguments, which a loss scale multiplied.
+    """Add the gradients of a penalty, times the loss scale, to those of its arguments.
 
-    The arguments are a raw weight (``"weight"``) and parameters of its wrapper. One that has no gradient
-    has no part in the loss, and gets none.
+    The arguments are a raw weight (``"weight"``) and parameters of its wrapper. An argument without a
+    gradient is not part of the loss, and gets none.
     """
     held = [_trained(wrapper) if x == "weight" else wrapper._parameters.get(x) for x in names]
     if any(p is None for p in held) or all(p.grad is None for p in held):
         return
     if "weight" in names and is_sharded(held[names.index("weight")]):
         raise UnsupportedModelError(
-            f"layer {wrapper.name!r}: its weight is divided among processes, and what the algorithm adds to "
+            f"layer {wrapper.name!r}: its weight is sharded across processes, but what the algorithm adds to "
             "its gradient is not; use DistributedDataParallel."
         )
     with torch.enable_grad():
@@ -125,10 +125,10 @@ def run(
     forward: Callable[[nn.Module, Any], Any] | None,
     task: Callable[[], None] | None = None,
 ) -> None:
-    """Run batches through a model that is left as it was.
+    """Run batches through a model without changing it.
 
-    In eval mode, so that norm statistics stay. With a task, ``forward`` returns a loss; the task is
-    called when its gradients are there, and the gradients from before are put back.
+    In eval mode, so that norm statistics do not change. With a task, ``forward`` returns a loss; the task is
+    called when its gradients are computed, and the previous gradients are restored.
     """
     modes = {module: module.training for module in model.modules()}
     gradients = [(p, p.grad) for p in model.parameters()]
@@ -158,14 +158,14 @@ def on_gradient(tensor: Tensor, task: Callable[[Tensor], None]) -> None:
 
 
 def probe(outputs: Any) -> Tensor:
-    """Return a random combination of all outputs, each tensor in terms of its standard deviation.
+    """Return a random combination of all outputs, each tensor divided by its standard deviation.
 
-    The mean square of its gradient is how much all outputs together depend on something.
+    The mean square of its gradient measures how much all outputs together depend on something.
     """
     found = [x for x in tree_flatten(outputs)[0] if isinstance(x, Tensor) and x.requires_grad]
     if not found:
         raise UnsupportedModelError(
-            f"the model returned {type(outputs).__name__}, in which there is no tensor to derive; give "
+            f"the model returned {type(outputs).__name__}, which contains no tensor to differentiate; pass "
             "loss=lambda model, batch: ... to calibrate()."
         )
     total = torch.zeros((), device=found[0].device)
@@ -177,7 +177,7 @@ def probe(outputs: Any) -> Tensor:
 
 
 class Snapshot:
-    """Every parameter, buffer and mode of a model, to go back to; an optimizer notices nothing."""
+    """All parameters, buffers and modes of a model, to restore later; an optimizer is not affected."""
 
     def __init__(self, model: nn.Module) -> None:
         tensors = [*model.parameters(), *model.buffers()]
@@ -186,13 +186,13 @@ class Snapshot:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put the values back in place."""
+        """Restore the values in place."""
         for tensor, value in self._values:
             tensor.copy_(value)
         self.restore_modes()
 
     def restore_modes(self) -> None:
-        """Put only training and evaluation mode back, module by module."""
+        """Restore only training and evaluation mode, module by module."""
         for module, mode in self._modes:
             module.training = mode
 

@@ -1,4 +1,4 @@
-"""What is done around an optimizer step: look at its gradients, before it uses them."""
+"""Hooks around an optimizer step that read its gradients before it uses them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def before_step(optimizer: Any, task: Callable[[], None]) -> Any:
     """Call ``task()`` when the gradients of a step are complete; return a removable handle.
 
     With a closure, as in ``optimizer.step(closure)``, that is after each of its evaluations. A step
-    that overflowed, and that a fused optimizer therefore skips, has no gradients to look at.
+    that overflowed, which a fused optimizer therefore skips, has no usable gradients.
     """
 
     def hook(stepped: Any, args: Any, kwargs: Any) -> Any:
@@ -37,9 +37,9 @@ def before_step(optimizer: Any, task: Callable[[], None]) -> Any:
 
 
 def gradient_scale(optimizer: Any) -> Tensor | None:
-    """Return by what the gradients are too large, None if they are not.
+    """Return the factor by which the gradients are too large, or None.
 
-    A GradScaler leaves it to a fused optimizer to divide by this number, within its kernel.
+    A GradScaler leaves the division to a fused optimizer, which does it in its kernel.
     """
     scale: Tensor | None = getattr(optimizer, "grad_scale", None)
     return scale
@@ -53,10 +53,10 @@ def _look(optimizer: Any, task: Callable[[], None]) -> None:
 
 
 class ClosureOptimizer:
-    """An optimizer whose ``step`` computes the gradients first, as Lightning has it do.
+    """An optimizer whose ``step`` computes the gradients first, as in Lightning.
 
-    A hook before the step would see the gradients of the step before. Such hooks are kept here, and
-    run when it is said that gradients are complete.
+    A hook before the step would see the gradients of the previous step. Such hooks are stored here, and
+    run when gradients are reported to be complete.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -67,7 +67,7 @@ class ClosureOptimizer:
         return getattr(self.optimizer, name)
 
     def register_step_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Keep a hook."""
+        """Store a hook."""
         handle = RemovableHandle(self._hooks)
         self._hooks[handle.id] = hook
         return handle

@@ -1,7 +1,7 @@
-"""Prune single weights of a model's layers one after the other, and refit what is left of each.
+"""Prune single weights of a model's layers one after the other, and refit the remaining ones of each.
 
-As in :mod:`~lilliput.frameworks.torch.reconstruct`, each layer is fitted to what the original returns
-there, from inputs as the pruned model has them by then, so that it also makes up for what was lost before
+As in :mod:`~lilliput.frameworks.torch.reconstruct`, each layer is fitted to the output of the original
+there, from the inputs in the pruned model, so that it also compensates for the errors of the layers before
 it. Here the fit chooses the weights as well. Nothing is written to the model before :meth:`Surgery.apply`.
 """
 
@@ -24,25 +24,25 @@ from lilliput.progress import track
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A weight to prune: its names, what is kept by a score, and the mask without a fit."""
+    """A weight to prune: its names, the function that keeps entries by score, and the mask without a fit."""
 
     names: frozenset[str]
     keep: Callable[[Tensor], Tensor]  # from scores in the weight's shape to its mask
     fallback: Tensor  # for a layer that cannot be fitted
-    obstacle: str = ""  # why it cannot be
+    obstacle: str = ""  # why it cannot be fitted
 
 
 class Surgery(Work):
-    """One run over a model: the masks, and the tensors that go with them.
+    """One run over a model: the masks, and the fitted tensors.
 
     Parameters
     ----------
     model : torch.nn.Module
-        The model, not pruned yet.
+        The unpruned model.
     batches : iterable
         A few hundred examples, without labels.
     tasks : mapping of str to Task
-        What to prune, by the names under which masks are returned.
+        The weights to prune, by the names under which masks are returned.
     over_processes : callable
         Returns the sum of a tensor over all processes.
     """
@@ -72,7 +72,7 @@ class Surgery(Work):
             self._prune(reader, self.tasks[str(self._key(reader))], ridge)
 
     def check_unchanged(self) -> None:
-        """Raise if the model was trained or loaded since; what was fitted would undo it."""
+        """Raise if the model was trained or loaded since, because the fitted tensors would undo it."""
         names = {
             self.names[name]: name for name in self.wanted if name in self.names
         }  # no constants
@@ -80,7 +80,7 @@ class Surgery(Work):
             if not self.live[name].equal(self.wanted[names[name]]):
                 raise StageError(
                     f"{name!r} has changed since calibrate(); call compress() right after it, or "
-                    "calibrate() once more."
+                    "calibrate() again."
                 )
 
     def apply(self) -> None:
@@ -92,14 +92,14 @@ class Surgery(Work):
         return readers
 
     def _key(self, reader: Reader) -> str | None:
-        """Return the task of a layer that can be fitted, None if there is none."""
+        """Return the task of a layer that can be fitted, or None."""
         key = self.by_weight.get(self.names[reader.weight])
         inputs = self.tensors[reader.weight][0].numel()
         is_fit = key is not None and not self.tasks[key].obstacle and inputs <= WIDEST
         return key if is_fit else None
 
     def _prune_without_fit(self) -> None:
-        """Mask what cannot be fitted by the fallback; what comes behind it sees it so."""
+        """Apply the fallback masks to weights that cannot be fitted, so that later layers see them."""
         for key in self.tasks.keys() - self.found.keys():
             task = self.tasks[key]
             self.masks[key] = task.fallback
@@ -119,7 +119,7 @@ class Surgery(Work):
         damp = price * np.maximum(hessian.diagonal(axis1=1, axis2=2).mean(1), 1e-12)
         hessian = hessian + damp[:, None, None] * np.eye(start.shape[1])
         products = products + damp[:, None, None] * start
-        allowed = start != 0  # what another pruner has removed does not come back
+        allowed = start != 0  # entries that another pruner has removed stay removed
         scale = self._effect(reader, start.shape)
 
         def choose(gain: Any) -> Any:
@@ -138,7 +138,7 @@ class Surgery(Work):
             self._write_shift(reader, weight.new_tensor(shift[:, 0].ravel()))
 
     def _collect_all(self, reader: Reader, inputs: int) -> NormalEquations:
-        """Return the least-squares problem of a layer, from what all processes have seen."""
+        """Return the least-squares problem of a layer, from the data of all processes."""
         weight = self.tensors[reader.weight]
         every = weight.new_ones(reader.groups, inputs).bool()
         equations = self._collect(reader, None, every)
@@ -149,7 +149,7 @@ class Surgery(Work):
         return equations
 
     def _effect(self, reader: Reader, shape: tuple[int, ...]) -> Any:
-        """Return what each output is multiplied by in the norm that follows, else 1."""
+        """Return the factor of each output in the norm that follows, or 1."""
         if reader.norm is None:
             return 1.0
         factor: Any = reader.norm.factor(self.tensors).abs().cpu().numpy()

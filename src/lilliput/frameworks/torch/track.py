@@ -1,4 +1,4 @@
-"""Where in a model an error comes from."""
+"""Locate errors in a model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lilliput.frames import is_code_of
 
 @dataclass(frozen=True)
 class Failure:
-    """A shrunk model that did not pass: the module at fault if known, and what happened."""
+    """A shrunk model that did not pass: the failing module if known, and what happened."""
 
     path: str
     what: str
@@ -27,7 +27,7 @@ class Failure:
 
 
 def failing_module(model: nn.Module, run: Callable[[nn.Module], Any]) -> str:
-    """Return the path of the module in which running a model fails, '' if it is the model itself."""
+    """Return the path of the module in which running a model fails, '' for the model itself."""
     stack: list[str] = []
 
     def enter(name: str) -> Callable[..., None]:
@@ -53,7 +53,7 @@ def failing_module(model: nn.Module, run: Callable[[nn.Module], Any]) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """Return an error with the line of user code that it came from."""
+    """Return an error with the line of user code that caused it."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not is_code_of(f.filename, torch, lilliput)]
     where = f" at {Path(own[-1].filename).name}:{own[-1].lineno} ({own[-1].line})" if own else ""

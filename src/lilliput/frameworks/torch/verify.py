@@ -30,12 +30,12 @@ _SEED = 20_230
 _CHUNK = 131_072  # numbers of a weight that are added to at once: as many as stay in a cache
 _PERIOD = 65_537  # of noise: a prime, so that neighbouring rows and channels get other numbers
 
-Precision = Literal["parts", "double", "own"]  # of which "parts" is double, with less in memory
+Precision = Literal["parts", "double", "own"]  # "parts" is double precision with less memory
 
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """What the masked model answers to some inputs."""
+    """The outputs of the masked model for some inputs."""
 
     inputs: Inputs
     outputs: list[list[Tensor]]  # with torch's fused kernels, and without if it has some
@@ -50,7 +50,7 @@ class Reference:
         return max(relative_error(expected, received) for expected, received in pairs)
 
     def with_other_batches(self, model: nn.Module) -> list[Reference] | None:
-        """Return what the masked model answers to one input and to many, None if it cannot."""
+        """Return the masked model's outputs for batches of one and of seven, or None if it does not run."""
         found = []
         for size in (1, 7):
             inputs = tree_map(lambda x, size=size: _batch(x, size), self.inputs)
@@ -66,8 +66,8 @@ class Reference:
         twin = _twin(model, self.precision)
         if max(self.error(twin.model) for _ in range(2)) > self.tolerance:
             raise UnsupportedModelError(
-                f"{type(model).__name__} runs on the same inputs twice and answers differently, in "
-                "evaluation; without a stable answer nothing can be checked."
+                f"{type(model).__name__} returns different outputs for the same inputs in "
+                "evaluation; without stable outputs nothing can be checked."
             )
 
     def check_chance(self, model: nn.Module, drawn: str) -> None:
@@ -96,7 +96,7 @@ class Twin:
     Parameters
     ----------
     model : torch.nn.Module
-        A copy of its own, since its tensors are replaced.
+        Its own copy, since its tensors are replaced.
     precision : str
         Which precision.
     """
@@ -112,10 +112,10 @@ class Twin:
             tensor.data = tensor.data.clone()
         if precision == "double":
             model.double()
-        drop_caches(model)  # tables are made of other numbers
+        drop_caches(model)  # tables were computed from other numbers
 
     def keeps_tables(self) -> bool:
-        """Whether something that was made of the weights stays with the model after a run."""
+        """Whether the model keeps something computed from the weights after a run."""
         return any(True for module in self.model.modules() for _ in cached_tensors(module))
 
     def free(self) -> None:
@@ -135,7 +135,7 @@ class Twin:
 
 
 class Noise:
-    """Noise for every weight that stays, so that no zero or one hides what it does."""
+    """Noise for every kept weight, so that no zero or one hides an error."""
 
     def __init__(self, model: nn.Module, cuts: Sequence[Cut]) -> None:
         self.cuts = by_tensor(cuts)
@@ -211,7 +211,7 @@ class Noise:
 
 
 def _answers(model: nn.Module, inputs: Inputs, count: int) -> list[list[Tensor]]:
-    """Return what a model answers, and if ``count`` is 2 again without torch's fused kernels."""
+    """Return the outputs of a model, and if ``count`` is 2 again without torch's fused kernels."""
     found = []
     for context in (nullcontext(), quiet())[:count]:
         args, kwargs = fresh(inputs)
@@ -221,7 +221,7 @@ def _answers(model: nn.Module, inputs: Inputs, count: int) -> list[list[Tensor]]
 
 
 def _has_fast_path(model: nn.Module) -> bool:
-    """Whether torch may run parts of a model by fused kernels in evaluation."""
+    """Whether torch may run parts of a model with fused kernels in evaluation."""
     return any(isinstance(module, nn.MultiheadAttention) for module in model.modules())
 
 
@@ -299,7 +299,7 @@ def _run(
     answers = _answers(model, inputs, 2 if _has_fast_path(model) else 1)
     if not any(x.is_floating_point() and x.isfinite().any() for x in answers[0]):
         raise UnsupportedModelError(
-            f"{type(model).__name__} gives no finite number for the example inputs, so nothing can be "
+            f"{type(model).__name__} returns no finite number for the example inputs, so nothing can be "
             "checked; pass realistic inputs."
         )
     return Reference(inputs, answers, precision, tolerance, dtype)
@@ -322,7 +322,7 @@ def _double(x: Any) -> Any:
 
 
 def _varied(inputs: Inputs) -> Inputs:
-    """Return inputs with other numbers where they are floating point, for inputs that show little."""
+    """Return inputs with other floating-point numbers, in case the given ones reveal little."""
     generator = torch.Generator().manual_seed(_SEED)
 
     def vary(x: Any) -> Any:

@@ -15,19 +15,19 @@ _BLOCK = 131_072  # numbers
 
 
 def is_sharded(tensor: Any) -> bool:
-    """Whether a tensor is spread over several processes (a DTensor)."""
+    """Whether a tensor is sharded across several processes (a DTensor)."""
     return type(tensor) is not nn.Parameter and hasattr(tensor, "device_mesh")
 
 
 def raw(module: nn.Module, name: str) -> Any:
-    """Return the parameter as the module holds it, or the value of a parametrized one."""
+    """Return the parameter of the module, or the value of a parametrized one."""
     if name in module._parameters:
         return module._parameters[name]
     held = module.__dict__.get(name)
     if held is not None:  # a replica of DataParallel keeps its copies as plain attributes
         return held
     for cls in type(module).__mro__:
-        # A shadow's own property asks here; it may lie below a class that FSDP2 put on top.
+        # A shadow's own property calls this; it may be below a class added by FSDP2.
         if name in cls.__dict__ and "_lilliput_base" not in cls.__dict__:
             inherited = cls.__dict__[name]
             return inherited.fget(module) if isinstance(inherited, property) else None  # type: ignore[misc]
@@ -42,9 +42,9 @@ def _put_back(buffers: list[tuple[Tensor, Tensor]]) -> None:
 
 
 def peek(module: nn.Module, name: str) -> Any:
-    """Return what :func:`raw` does, and leave no trace of having looked.
+    """Return the same as :func:`raw`, without side effects.
 
-    A parametrization may change its buffers when it is read: spectral_norm does in training mode.
+    Reading a parametrization may change its buffers, as spectral_norm does in training mode.
     """
     if not is_parametrized(module, name):
         return raw(module, name)
@@ -61,7 +61,7 @@ def peek(module: nn.Module, name: str) -> Any:
 
 
 def names_of(module: nn.Module, name: str | None) -> list[str]:
-    """Return every name under which a module holds the same parameter, the given one first."""
+    """Return every name under which a module has the same parameter, the given one first."""
     if name is None:
         return []
     parameter = module._parameters.get(name)
@@ -70,13 +70,13 @@ def names_of(module: nn.Module, name: str | None) -> list[str]:
 
 
 def unshadowed(cls: type) -> type:
-    """Return the class that a shadow class was made from, or the class itself."""
+    """Return the class that a shadow class was created from, or the class itself."""
     base: type = cls.__dict__.get("_lilliput_base", cls)
     return base
 
 
 def plain_type(cls: type) -> type:
-    """Return the class that the user wrote, below what shadows and FSDP2 put on top."""
+    """Return the user's class, below those added by shadows and FSDP2."""
     while True:
         base = unshadowed(cls)
         if base is cls and cls.__bases__[0].__name__ == "FSDPModule":
@@ -93,18 +93,18 @@ def whole(tensor: Any) -> Tensor:
 
 
 def local(tensor: Any) -> Tensor:
-    """Return what this process holds of a tensor, in the same memory."""
+    """Return this process's part of a tensor, in the same memory."""
     found: Tensor = tensor.detach().to_local() if is_sharded(tensor) else tensor
     return found
 
 
 def is_binary(mask: Tensor) -> bool:
-    """Whether a tensor holds zeros and ones only, as a mask must."""
+    """Whether a tensor contains only zeros and ones, as a mask must."""
     return mask.dtype == torch.bool or bool(((mask == 0) | (mask == 1)).all())
 
 
 def zero_(tensor: Any, mask: Tensor) -> None:
-    """Set what a mask prunes to zero in place, in a weight or in its gradient.
+    """Set masked entries to zero in place, in a weight or in its gradient.
 
     Multiplying is ten times faster than filling on a CPU, and right unless zero meets infinity or NaN.
     """
@@ -132,7 +132,7 @@ def in_blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def write_(tensor: Any, value: Tensor) -> None:
-    """Overwrite a weight in place; every process holds the whole value, and writes its own part."""
+    """Overwrite a weight in place; every process has the whole value, and writes its own part."""
     if not is_sharded(tensor):
         tensor.copy_(value)
         return
@@ -143,10 +143,10 @@ def write_(tensor: Any, value: Tensor) -> None:
 
 
 def hold_(pairs: Iterable[tuple[Any, Tensor]]) -> None:
-    """Set what masks prune to zero in place, after an optimizer step.
+    """Set masked entries to zero in place, after an optimizer step.
 
-    Multiplying is ten times faster than filling, and right unless the optimizer made NaN of a zero
-    gradient, as Adam does in half precision, where its eps is zero.
+    Multiplying is ten times faster than filling, and right unless the optimizer turned a zero gradient
+    into NaN, as Adam does in half precision, where its eps is zero.
     """
     tensors, masks = [], []
     for tensor, mask in pairs:
@@ -166,13 +166,13 @@ def _local(tensor: Any, mask: Tensor) -> tuple[Tensor, Tensor]:
         return tensor, mask
     from torch.distributed.tensor import distribute_tensor
 
-    # Every process holds the whole mask, so each can cut its own part: no communication.
+    # Every process has the whole mask and can cut its own part without communication.
     place = (tensor.device_mesh, tensor.placements)
     return tensor.to_local(), distribute_tensor(mask, *place, src_data_rank=None).to_local()
 
 
 def forget_(optimizer: torch.optim.Optimizer, parameter: Tensor, mask: Tensor) -> None:
-    """Reset what an optimizer remembers of the pruned entries, momentum and similar, as for new ones."""
+    """Reset the optimizer state of the pruned entries, such as momentum, to that of new weights."""
     for name, record in optimizer.state.get(parameter, {}).items():
         if not isinstance(record, Tensor) or record.shape != parameter.shape:
             continue
@@ -185,7 +185,7 @@ def forget_(optimizer: torch.optim.Optimizer, parameter: Tensor, mask: Tensor) -
 
 
 def _first_value(optimizer: torch.optim.Optimizer, parameter: Tensor, name: str) -> float:
-    """Return where a record of an optimizer starts: at zero, but for these two."""
+    """Return the initial value of an optimizer's state: zero, with two exceptions."""
     if isinstance(optimizer, torch.optim.Rprop) and name == "step_size":
         setting = "lr"
     elif isinstance(optimizer, torch.optim.Adagrad) and name == "sum":
@@ -204,8 +204,8 @@ def is_parametrized(module: nn.Module, name: str) -> bool:
 def weight_names(module: nn.Module) -> list[str]:
     """Return the attributes that are this module's own weights, its main one first.
 
-    ``weight`` if there is one; else every parameter whose name speaks of a weight (LSTM,
-    MultiheadAttention); else every matrix or larger.
+    ``weight`` if there is one; otherwise every parameter with "weight" in its name (LSTM,
+    MultiheadAttention); otherwise every parameter of two or more dimensions.
     """
     names = [name for name, value in module._parameters.items() if value is not None]
     names += list(getattr(module, "parametrizations", ()))
@@ -216,7 +216,7 @@ def weight_names(module: nn.Module) -> list[str]:
 
 
 def bias_name(module: nn.Module, weight: str) -> str | None:
-    """Return the bias that goes with a weight: the same name with 'bias' in it."""
+    """Return the bias that belongs to a weight: the same name with 'bias' in it."""
     name = weight.replace("weight", "bias")
     has_one = name != weight and module._parameters.get(name) is not None
     return name if has_one else None

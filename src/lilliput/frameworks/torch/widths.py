@@ -1,8 +1,8 @@
-"""The widths that modules remember but do not compute with: ``num_features``, ``feature_info``.
+"""Widths that modules store but do not compute with: ``num_features``, ``feature_info``.
 
-Nothing in a run tells whether they are right, yet others read them: ``nn.Linear(model.num_features, 10)``
-for a new classifier. Each is compared with the tensors of its module. Where all that had this width have
-the same new one, or those that a classifier reads have, the new width is set; otherwise it is reported.
+No run shows whether they are right, but other code reads them: ``nn.Linear(model.num_features, 10)``
+for a new classifier. Each is compared with the tensors of its module. If all tensors of this width have
+the same new one, or those that a classifier reads, the new width is set; otherwise it is reported.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ _WIDTH = re.compile(r"feature|channel|chs|dim|width|hidden|planes|embed|d_model|
 OF_CLASSIFIER = ("num_features", "head_hidden_size", "embed_dim", "hidden_size", "feature_dim")
 _SMALLEST = 4  # smaller numbers are seldom widths
 
-Key = tuple[str, str]  # the path of a module, and an attribute or an entry of one
-Stale = dict[Key, int]  # attributes that keep a width which is not there any more
+Key = tuple[str, str]  # the path of a module, and an attribute or an item of one
+Stale = dict[Key, int]  # attributes with a width that no longer exists
 Run = Callable[[nn.Module], Any]
 
 
 class Widths:
-    """What is cut from the tensors of a model, and which of its modules remember their widths.
+    """The cuts of the tensors of a model, and the modules that store their widths.
 
     Parameters
     ----------
     model : torch.nn.Module
         The model before the cut.
     cuts : sequence of Cut
-        What is cut.
+        The cuts.
     classifiers : mapping
-        The weights that make the model's outputs, and the dimension of each that does.
+        The weights that produce the model's outputs, and the output dimension of each.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Widths:
         self.sizes = {(name, d): n for name, x in tensors.items() for d, n in enumerate(x.shape)}
 
     def find(self, skip: Callable[[Key], bool]) -> tuple[Attributes, Stale]:
-        """Return the widths to set, and those of which nothing certain is known."""
+        """Return the widths to set, and those that are uncertain."""
         found: Attributes = {}
         stale: Stale = {}
         for path, module in self.model.named_modules():
@@ -61,11 +61,11 @@ class Widths:
                 if len(new) == 1 and new != {value} and not name.startswith("config."):
                     found[path, name] = new.pop()
                 elif new - {value} and (value not in new or name in OF_CLASSIFIER):
-                    stale[path, name] = value  # else it is still the width of something
+                    stale[path, name] = value  # otherwise something still has this width
         return found, stale
 
     def _now(self, path: str, name: str, value: int) -> set[int]:
-        """Return the sizes that dimensions of this width in a module have after the cut."""
+        """Return the sizes after the cut of a module's dimensions with this width."""
         prefix = f"{path}." if path else ""
         dims = [k for k, n in self.sizes.items() if n == value and k[0].startswith(prefix)]
         new = {self.cut.get(k, value) for k in dims}
@@ -77,7 +77,7 @@ class Widths:
 
 
 def find_feature_info(before: nn.Module, after: Callable[[], nn.Module], run: Run) -> Attributes:
-    """Return the widths in lists of feature maps, as timm's models have them, seen in a run."""
+    """Return the widths in lists of feature maps, as in timm's models, observed in a run."""
     entries = [
         (path, i, entry["module"], entry["num_chs"])
         for path, module in before.named_modules()
@@ -99,7 +99,7 @@ def find_feature_info(before: nn.Module, after: Callable[[], nn.Module], run: Ru
 
 
 def _shapes(model: nn.Module, paths: set[str], run: Run) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of what modules give in a run."""
+    """Return the shapes of modules' outputs in a run."""
     seen: dict[str, tuple[int, ...]] = {}
 
     def note(path: str) -> Callable[..., None]:
@@ -120,7 +120,7 @@ def _shapes(model: nn.Module, paths: set[str], run: Run) -> dict[str, tuple[int,
 
 
 def _remembered(module: nn.Module) -> Iterator[tuple[str, int]]:
-    """Yield the attributes of a module that look like widths, those of its config included."""
+    """Yield the attributes of a module that look like widths, including those of its config."""
     if sizes_of(module):
         return  # the sizes of torch's own layers follow from their tensors
     config = vars(module).get("config")
@@ -143,7 +143,7 @@ def _listed(value: Any) -> Sequence[Any]:
 
 
 def show(pairs: Mapping[Key, str]) -> str:
-    """Return attributes with what there is to say of them, those of one name together."""
+    """Return attributes with their values, grouped by name."""
     groups: dict[tuple[str, str], list[str]] = {}
     for (path, name), what in pairs.items():
         groups.setdefault((name, what), []).append(path)

@@ -1,6 +1,6 @@
-"""Wrappers: what one compressor knows about one layer. They hold the buffers, not the layer.
+"""Wrappers: the state of one compressor for one layer. They own the buffers, not the layer.
 
-A wrapper refers to its module but is not in the model's call path; the sidecar of the module holds
+A wrapper refers to its module but is not in the model's call path; the sidecar of the module contains
 it, so that its buffers are saved, moved and broadcast with the model.
 """
 
@@ -23,10 +23,10 @@ from lilliput.frameworks.wrapping import OwnAttributes, Quantizing, find_mask_fa
 
 
 class Link:
-    """A reference to the compressor that copies share and files leave out.
+    """A reference to the compressor that is shared by copies and excluded from files.
 
-    Without it, copying or saving a model would drag the compressor, its optimizer and whatever
-    these refer to along.
+    Otherwise, copying or saving a model would include the compressor, its optimizer and everything
+    they refer to.
     """
 
     def __init__(self, compressor: Any = None) -> None:
@@ -49,13 +49,13 @@ class ModuleWrapper(OwnAttributes, nn.Module):
     name, type : str
         Its name and class name.
     config : dict
-        The rule that took it.
+        The rule that selected it.
     layer_info : LayerInfo
         The same as one object.
     """
 
     order: ClassVar[int] = 0
-    # A class that a module inherits from while this wrapper is attached to it, None for none.
+    # A class that a module inherits from while this wrapper is attached to it, or None.
     module_mixin: ClassVar[type | None] = None
     name: str
     type: str  # type: ignore[assignment]
@@ -78,7 +78,7 @@ class ModuleWrapper(OwnAttributes, nn.Module):
 
     @property
     def compressor(self) -> Any:
-        """The compressor in charge, None in a model that came out of a pickle."""
+        """The compressor, or None in a model that was unpickled."""
         return self._link.compressor
 
     pruner = compressor
@@ -86,32 +86,32 @@ class ModuleWrapper(OwnAttributes, nn.Module):
 
     @property
     def weight(self) -> Any:
-        """The raw trainable weight; where a quantizer is at work, ``module.weight`` is its rounded form.
+        """The raw trainable weight; under a quantizer, ``module.weight`` is its rounded form.
 
-        Gathered in full (a copy) where it is sharded over processes.
+        Gathered in full (a copy) if it is sharded across processes.
         """
         name = self.layer_info.weight_name
         return None if name is None else whole(peek(self.module, name))
 
     @property
     def bias(self) -> Any:
-        """The raw trainable bias (of the first owner that has one), None if there is none."""
+        """The raw trainable bias (of the first owner that has one), or None."""
         found = ((owner.module, owner.bias_name) for owner in self.layer_info.owners)
         return next((whole(raw(module, name)) for module, name in found if name), None)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the layer, compressed as it is."""
+        """Run the layer, compressed."""
         return self.module(*args, **kwargs)
 
     def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
-        """Return what the layer shall see in place of a raw weight or bias."""
+        """Return the value that the layer uses instead of a raw weight or bias."""
         raise NotImplementedError
 
-    @torch.inference_mode(False)  # tensors made in inference mode could not be trained with
+    @torch.inference_mode(False)  # tensors created in inference mode cannot be trained with
     def set_attribute(self, name: str, value: Any) -> None:
-        """Set an attribute of this wrapper's own.
+        """Set an attribute of this wrapper.
 
-        A Parameter is registered as one, another tensor as a buffer; one that is there already is
+        A Parameter is registered as one, another tensor as a buffer; an existing one is
         updated in place.
         """
         held = self.tensors().get(name)
@@ -138,7 +138,7 @@ class ModuleWrapper(OwnAttributes, nn.Module):
         near: Any = ()
         if weight is not None:
             near = [raw(self.module, weight)]
-        elif model is not None:  # an activation: its scale goes with the weights of the others
+        elif model is not None:  # an activation: its scale follows the other weights
             near = model.parameters()
         sharded = next((p for p in near if is_sharded(p)), None)
         if sharded is not None:
@@ -148,12 +148,12 @@ class ModuleWrapper(OwnAttributes, nn.Module):
         self.register_parameter(name, nn.Parameter(value, is_trained))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the buffers and parameters of this wrapper's own."""
+        """Return the buffers and parameters of this wrapper."""
         held = {**self._buffers, **self._parameters}
         return {name: tensor for name, tensor in held.items() if tensor is not None}
 
     def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return copies of the tensors, and the plain attributes that an algorithm set."""
+        """Return copies of the tensors, and the plain attributes set by an algorithm."""
         tensors = {name: tensor.detach().clone() for name, tensor in self.tensors().items()}
         return tensors, self.attributes()
 
@@ -165,7 +165,7 @@ class ModuleWrapper(OwnAttributes, nn.Module):
             setattr(self, name, value)
 
     def undo_point(self) -> Callable[[], None]:
-        """Return a function that puts tensors and attributes back as they are now."""
+        """Return a function that restores the current tensors and attributes."""
         groups: list[tuple[Any, dict[str, Any]]] = [
             (held, dict(held)) for held in (self._buffers, self._parameters)
         ]
@@ -185,7 +185,7 @@ class ModuleWrapper(OwnAttributes, nn.Module):
     def _load_from_state_dict(
         self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, *rest: Any
     ) -> None:
-        # A checkpoint from before compression lacks our buffers: that is fine, they stay as they are.
+        # A checkpoint from before compression lacks our buffers, which then keep their values.
         for name, value in list(self._buffers.items()):
             saved = state_dict.get(prefix + name)
             if value is None and saved is not None and self.bias is not None:
@@ -203,7 +203,7 @@ class ModuleWrapper(OwnAttributes, nn.Module):
 
 
 class PrunerModuleWrapper(ModuleWrapper):
-    """A layer under a pruner: ``weight_mask`` and, once an algorithm sets it, ``bias_mask``."""
+    """A layer under a pruner: ``weight_mask`` and, if an algorithm sets it, ``bias_mask``."""
 
     order = 0
     optional_tensors = ("bias_mask",)
@@ -214,9 +214,7 @@ class PrunerModuleWrapper(ModuleWrapper):
     def __init__(self, layer: LayerInfo, compressor: Any) -> None:
         super().__init__(layer, compressor)
         self.roles = ("weight", "bias")
-        self._shows_gradient = (
-            False  # of pruned entries, too; so in a step that an algorithm looks at
-        )
+        self._shows_gradient = False  # also of pruned entries, if an algorithm reads it
         self.register_buffer("weight_mask", torch.ones_like(self.weight.detach()))
         self.register_buffer("bias_mask", None)
         self._fix()
@@ -224,13 +222,13 @@ class PrunerModuleWrapper(ModuleWrapper):
     def find_faults(
         self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]
     ) -> dict[str, str]:
-        """Return what of a snapshot does not fit, by name; masks hold zeros and ones."""
+        """Return the entries of a snapshot that do not fit, by name; masks contain only zeros and ones."""
         found = super().find_faults(tensors, values)
         return found | find_mask_faults(tensors, self.bias, is_binary)
 
     @torch.inference_mode(False)
     def set_masks(self, masks: Mapping[str, Tensor]) -> None:
-        """Set new masks, in place where there were some."""
+        """Set new masks, in place if there are some."""
         for name, mask in masks.items():
             if getattr(self, name) is None:
                 self.register_buffer(name, torch.ones_like(self.bias.detach()))
@@ -238,7 +236,7 @@ class PrunerModuleWrapper(ModuleWrapper):
                 getattr(self, name).copy_(mask)
 
     def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
-        """Multiply a raw weight or bias by its mask, or have the pruner compute the weight."""
+        """Multiply a raw weight or bias by its mask, or let the pruner compute the weight."""
         mask = self.mask_for(role, value)
         if mask is None:
             return value
@@ -254,19 +252,19 @@ class PrunerModuleWrapper(ModuleWrapper):
         if self._link.compressor is None:
             raise StageError(
                 f"layer {self.name!r} was being pruned by an algorithm that was not pickled with the "
-                "model; build the model anew, make the pruner and load its state."
+                "model; rebuild the model, create the pruner and load its state."
             )
         return self._link.compressor
 
     def mask_for(self, role: str, value: Tensor) -> Tensor | None:
-        """Return the mask of a raw weight or bias in its dtype, None if there is none."""
+        """Return the mask of a raw weight or bias in its dtype, or None."""
         mask = self.stored_mask(role, value)
         if mask is not None and mask.dtype != value.dtype:  # mixed precision casts only parameters
             mask = mask.to(value.dtype)
         return mask
 
     def stored_mask(self, role: str, value: Tensor) -> Tensor | None:
-        """Return the mask of a raw weight or bias as it is held, None if there is none."""
+        """Return the stored mask of a raw weight or bias, or None."""
         mask = self._buffers["weight_mask" if role == "weight" else "bias_mask"]
         if mask is not None and mask.shape != value.shape:
             raise StageError(
@@ -277,7 +275,7 @@ class PrunerModuleWrapper(ModuleWrapper):
 
 
 def with_dense_gradient(weight: Tensor, module: Any) -> Tensor:
-    """Return a computed weight; what computes it cannot take the gradient of ``Embedding(sparse=True)``."""
+    """Return a computed weight that turns the gradient of ``Embedding(sparse=True)`` into a dense one."""
     if getattr(module, "sparse", False) is not True:
         return weight
     return map_gradient(weight, lambda grad: grad.to_dense() if grad.is_sparse else grad)
@@ -297,11 +295,11 @@ class QuantizerModuleWrapper(Quantizing, ModuleWrapper):
         return result
 
     def unquantized(self, value: Tensor) -> Tensor:
-        """Return a raw weight to the quantizer that reads it off the module; see ``quant_grad``."""
+        """Return a raw weight to the quantizer that reads it from the module; see ``quant_grad``."""
         return value if self._quantizer()._differentiates_itself else value.detach()
 
     def quantize_output(self, tensor: Tensor) -> Tensor:
-        """Quantize what the layer returns, clipped first where a clip that follows has no module."""
+        """Quantize the layer's output, clipped first if a later clip is not a module."""
         if self._clip is not None:
             tensor = _clipped(tensor, *self._clip)
         quantized: Tensor = super().quantize_output(tensor)
@@ -309,7 +307,7 @@ class QuantizerModuleWrapper(Quantizing, ModuleWrapper):
 
     def _run(self, quant_type: QuantType, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if self._markings:
-            # Compiled code cannot ask in which thread it runs; only this very model is concerned.
+            # Compiled code cannot check in which thread it runs; only this model is affected.
             is_compiled = torch.compiler.is_dynamo_compiling()
             mark = self._markings[-1].marker if is_compiled else marker_of(self)
             if mark is not None:
@@ -320,7 +318,7 @@ class QuantizerModuleWrapper(Quantizing, ModuleWrapper):
         if self._link.compressor is None:
             raise StageError(
                 f"layer {self.name!r} was quantized by an algorithm that was not pickled with the "
-                "model; build the model anew, make the quantizer and load its state."
+                "model; rebuild the model, create the quantizer and load its state."
             )
         return self._link.compressor
 
@@ -328,13 +326,13 @@ class QuantizerModuleWrapper(Quantizing, ModuleWrapper):
 class DistillerModuleWrapper(ModuleWrapper):
     """A layer that a distiller compares with its teacher's.
 
-    It is not a part of the model: ``projection``, once there is one, belongs to the distiller alone.
+    It is not part of the model: its ``projection``, if any, belongs to the distiller alone.
     """
 
     optional_tensors = ("projection",)
 
     def restore(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Restore a snapshot; a projection is learned on."""
+        """Restore a snapshot; a projection continues to be trained."""
         learned = {name: nn.Parameter(tensor) for name, tensor in tensors.items()}
         super().restore(learned, values)
 
@@ -342,7 +340,7 @@ class DistillerModuleWrapper(ModuleWrapper):
 def _clipped(tensor: Tensor, low: float | None, high: float | None) -> Tensor:
     if (low, high) == (0.0, None) and not torch.is_grad_enabled():
         return torch.relu(tensor)
-    # Backward of a ReLU needs its result, which the one that follows may overwrite in place.
+    # Backward of a ReLU needs its result, which a later ReLU may overwrite in place.
     return torch.clamp(tensor, low, high)
 
 
@@ -354,7 +352,7 @@ class Collector:
         self.function = function
 
     def __call__(self, module: nn.Module, input_: Any, kwargs: dict[str, Any], output: Any) -> None:
-        """Hand a forward's input and output to the user's function, once for each forward."""
+        """Pass the input and output of a forward pass to the user's function, once per pass."""
         if self.function is not None and not is_recomputing():
             self.function(self.wrapper, input_ or tuple(kwargs.values()), output)
 

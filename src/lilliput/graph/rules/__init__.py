@@ -1,4 +1,4 @@
-"""What each op does to labels: one small function per family, found by the op's name."""
+"""The effect of each op on labels: one small function per family, found by the op's name."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FAMILIES = (
 
 
 def find_rule(op: Op) -> Rule | None:
-    """Return the rule of an op, None if it must be given up."""
+    """Return the rule of an op, or None to give up."""
     rule = RULES.get(op.name)
     if rule is not None:
         return rule

@@ -1,4 +1,4 @@
-"""Scaled dot-product attention: heads come and go as a whole, positions stay."""
+"""Scaled dot-product attention: heads are removed as a whole, positions are kept."""
 
 from __future__ import annotations
 

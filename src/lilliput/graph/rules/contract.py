@@ -32,7 +32,7 @@ def contract(walk: Walk, x: Value, i: int, y: Value, j: int) -> None:
 
 @rule("matmul")
 def matmul(walk: Walk, a: SimpleNamespace) -> Value:
-    """Contract, and broadcast the dimensions in front."""
+    """Contract, and broadcast the leading dimensions."""
     return product(walk, a.input, a.other, a.shapes)
 
 
@@ -53,7 +53,7 @@ def product(walk: Walk, x: Value, y: Value, shape: tuple[int, ...]) -> Value:
 
 
 def _batch(walk: Walk, x: Value, y: Value, back: int, size: int) -> Axis:
-    """Return the axis of a dimension that both operands run along, counted from the matrix."""
+    """Return the axis of a batch dimension of both operands, counted back from the matrix."""
     found = []
     for value in (x, y):
         at = len(value.shape) - 2 + back
@@ -78,7 +78,7 @@ def addmm(walk: Walk, a: SimpleNamespace) -> Value:
 
 @rule("einsum")
 def einsum(walk: Walk, a: SimpleNamespace) -> Value:
-    """Share the axes of each letter; letters that vanish are sums."""
+    """Share the axis of each letter; letters missing in the result are summed over."""
     equation = a.equation.replace(" ", "")
     if "." in equation or "->" not in equation:
         result: Value = walk.give_up()

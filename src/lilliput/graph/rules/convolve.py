@@ -14,13 +14,13 @@ from lilliput.graph.walk import Ragged, Value, Walk, zero
 
 @rule("conv")
 def convolution(walk: Walk, a: SimpleNamespace) -> Value:
-    """Filters are the new channels; inputs per group meet dimension 1 of the weight."""
+    """Filters are the new channels; inputs per group are unified with dimension 1 of the weight."""
     channels, weight = a.input.axes[-_dims(a) - 1], a.weight
     if not weight.origin:
         _computed(walk, weight)
     if a.groups == 1:
         walk.same(channels, weight.axes[1])
-    elif weight.shape[1] == 1:  # depthwise: an input goes with all the filters that read it
+    elif weight.shape[1] == 1:  # depthwise: an input is removed with all the filters that read it
         walk.same(_each(channels, weight.shape[0] // a.groups), weight.axes[0])
     else:
         _grouped(walk, channels, a)
@@ -29,7 +29,7 @@ def convolution(walk: Walk, a: SimpleNamespace) -> Value:
 
 
 def _computed(walk: Walk, weight: Value) -> None:
-    """Find the parameter behind a weight that is computed: its filters make the channels."""
+    """Find the parameter behind a computed weight: its filters produce the channels."""
     tensor = walk.op.arguments["weight"]
     explain_standardized(walk, tensor)
     name = source_of(tensor, weight.shape[0])
@@ -44,9 +44,9 @@ def _each(axis: Axis, repeats: int) -> Axis:
 
 
 def _grouped(walk: Walk, channels: Axis, a: SimpleNamespace) -> None:
-    """Let each group choose its own channels, as long as all keep equally many.
+    """Let each group remove different channels, as long as all keep equally many.
 
-    Where the channels are a product already, the same positions are removed in every group.
+    If the channels are already a product, the same positions are removed in every group.
     """
     weight, groups = a.weight, a.groups
     columns = walk.axes.tidy(channels)
@@ -70,7 +70,7 @@ def _grouped(walk: Walk, channels: Axis, a: SimpleNamespace) -> None:
 
 @rule("conv_depthwise")
 def depthwise(walk: Walk, a: SimpleNamespace) -> Value:
-    """Each channel makes as many: the weight is (channels, outputs of each, window)."""
+    """Each channel produces several: the weight is (channels, outputs of each, window)."""
     channels, weight = a.input.axes[-_dims(a) - 1], a.weight
     walk.same(channels, weight.axes[0])
     walk.pin(weight.axes[1], because="every channel is repeated equally often")
@@ -93,7 +93,7 @@ def transposed(walk: Walk, a: SimpleNamespace) -> Value:
 
 
 def _grouped_transposed(walk: Walk, channels: Axis, a: SimpleNamespace) -> Axis:
-    """Let every group lose the same positions: dimension 1 of the weight counts them for all groups."""
+    """Remove the same positions in every group: dimension 1 of the weight is shared by all groups."""
     weight, groups = a.weight, a.groups
     rows, _ = walk.split(channels, (groups, weight.shape[0] // groups), "in")
     walk.pin(rows, because="the groups of a transposed convolution stay")

@@ -1,4 +1,4 @@
-"""Ops that make tensors out of nothing, and ops that only check."""
+"""Ops that create tensors from nothing, and ops that only check."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lilliput.graph.walk import Value, Walk, zero
 
 @rule("zeros", "full")
 def constant(walk: Walk, a: SimpleNamespace) -> Value:
-    """Fill a new tensor: it can be made of any size."""
+    """Fill a new tensor, which can have any size."""
     is_zero = walk.op.name == "zeros"
     axes = tuple(walk.fresh(d, n, is_zero) for d, n in enumerate(a.shapes))
     for axis in axes:
@@ -28,7 +28,7 @@ def like(walk: Walk, a: SimpleNamespace) -> Value:
 
 @rule("arange", "linspace", "eye", "tril_indices", "triu_indices", "one_hot", "bucketize", "isin")
 def numbering(walk: Walk, a: SimpleNamespace) -> Value:
-    """Make numbers that mean their position."""
+    """Create numbers that represent their position."""
     for value in vars(a).values():
         if isinstance(value, Value):
             walk.pin(*value.axes)
@@ -37,14 +37,14 @@ def numbering(walk: Walk, a: SimpleNamespace) -> Value:
 
 @rule("tril", "triu")
 def triangle(walk: Walk, a: SimpleNamespace) -> Value:
-    """Cut a triangle out of the last two dimensions: positions matter there."""
+    """Keep a triangle of the last two dimensions, where positions matter."""
     walk.pin(*a.input.axes[-2:], because="its entries are picked by position")
     return Value(a.shapes, a.input.axes)
 
 
 @rule("same")
 def same(walk: Walk, a: SimpleNamespace) -> Any:
-    """Make tensors of one shape lose the same indices: they are one thing to the code."""
+    """Make tensors of one shape lose the same indices."""
     for other in a.tensors[1:]:
         for ours, theirs in zip(a.tensors[0].axes, other.axes, strict=True):
             walk.same(ours, theirs)
@@ -60,11 +60,11 @@ def stays(walk: Walk, a: SimpleNamespace) -> Value:
 
 @rule("unknown")
 def unknown(walk: Walk, a: SimpleNamespace) -> Any:
-    """Give up an op that the reader could not put into words."""
+    """Give up on an op that the reader could not translate."""
     return walk.give_up(a.why)
 
 
 @rule("nothing")
 def nothing(walk: Walk, a: SimpleNamespace) -> Any:
-    """Give no tensor."""
+    """Return no tensor."""
     return None

@@ -1,8 +1,8 @@
-"""The rule for ops that have none: run them on labels, and see where each index goes.
+"""The rule for ops without one: run them on indices, and see where each index goes.
 
-An op that only moves entries gives back, wherever it is fed numbers, nothing but these numbers and
-zeros. Fed with the index along one dimension, it shows where that dimension went. The reader of the
-framework knows how to run an op; see :attr:`lilliput.graph.ir.Op.run`.
+An op that only moves entries returns, for any input, only entries of that input and zeros. Given
+the index along one dimension as values, it shows where that dimension goes. The framework's
+reader knows how to run an op; see :attr:`lilliput.graph.ir.Op.run`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LARGEST = 2_000_000  # elements
 
 
 def by_execution(walk: Walk, a: SimpleNamespace) -> Any:
-    """Return what running the op on labels shows, or give up."""
+    """Return the axes found by running the op on indices, or give up."""
     sources = [x for x in vars(a).values() if isinstance(x, Value)]
     if (
         len(sources) != 1
@@ -45,7 +45,7 @@ def by_execution(walk: Walk, a: SimpleNamespace) -> Any:
 
 
 def _only_moves(walk: Walk, shape: tuple[int, ...]) -> bool:
-    """Whether the op gives back entries of its input and zeros, two different inputs alike."""
+    """Whether the op only returns entries of its input and zeros, in the same way for two inputs."""
     size = prod(shape)
     first = np.arange(1.0, size + 1)
     second = first[::-1] * 3 + size
@@ -57,7 +57,7 @@ def _only_moves(walk: Walk, shape: tuple[int, ...]) -> bool:
 
 
 def _follow(walk: Walk, source: Value, dim: int, axes: list[Axis]) -> None:
-    """Enter the labels of one dimension where the op puts them, or pin them."""
+    """Put the labels of one dimension where the op moves them, or pin them."""
     ramp = np.arange(1.0, source.shape[dim] + 1)
     view = [-1 if d == dim else 1 for d in range(len(source.shape))]
     out = _indices(_run(walk, np.broadcast_to(ramp.reshape(view), source.shape).copy()))
@@ -81,7 +81,7 @@ def _run(walk: Walk, array: Array) -> Array:
 
 
 def _indices(array: Array) -> Indices:
-    """Return numbers as integers; what is none of the numbers that went in becomes -1."""
+    """Return numbers as rounded integers; NaN and very large values become -1."""
     is_number = np.isfinite(array) & (np.abs(array) < 2**53)
     found: Indices = np.where(is_number, array, -1).round().astype(np.int64)
     return found

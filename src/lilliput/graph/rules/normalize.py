@@ -1,4 +1,4 @@
-"""Normalization layers. Those that take statistics over channels will see fewer of them."""
+"""Normalization layers. Those with statistics over channels will see fewer of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lilliput.graph.walk import Value, Walk, zero
 
 
 def _affine(walk: Walk, axis: Axis, a: SimpleNamespace, dim: int = 0) -> bool:
-    """Share an axis with scale and shift; return whether masks on both silence removed channels."""
+    """Share an axis with scale and shift; return whether masking both makes removed channels zero."""
     given = [x for x in (a.weight, getattr(a, "bias", None)) if x is not None]
     walk.same(axis, *[x.axes[dim] for x in given])
     return a.weight is not None and all(x.is_parameter for x in given)
@@ -19,7 +19,7 @@ def _affine(walk: Walk, axis: Axis, a: SimpleNamespace, dim: int = 0) -> bool:
 
 @rule("batch_norm")
 def batch_norm(walk: Walk, a: SimpleNamespace) -> Any:
-    """Normalize each channel by itself."""
+    """Normalize each channel separately."""
     axes = list(a.input.axes)
     held = [x.axes[0] for x in (a.running_mean, a.running_var) if x is not None]
     walk.same(axes[1], *held)
@@ -48,7 +48,7 @@ def layer_norm(walk: Walk, a: SimpleNamespace) -> Any:
 
 @rule("group_norm")
 def group_norm(walk: Walk, a: SimpleNamespace) -> Value:
-    """Normalize over each group of channels; groups keep equally many."""
+    """Normalize over each group of channels; all groups keep the same number."""
     axes = list(a.input.axes)
     walk.pin(*axes[2:], because="statistics are computed over it")
     masked = _affine(walk, axes[1], a)

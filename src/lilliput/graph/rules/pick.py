@@ -36,7 +36,7 @@ def narrow(walk: Walk, a: SimpleNamespace) -> Value:
 
 @rule("split")
 def split(walk: Walk, a: SimpleNamespace) -> list[Value]:
-    """Cut one dimension into ranges; equal ones stay equal, as the code that cuts expects."""
+    """Split one dimension into ranges; equal ranges stay equal, as the calling code expects."""
     values, start = [], 0
     sizes = {shape[a.dim] for shape in a.shapes}
     if len(sizes) == 1 and len(a.shapes) > 1:
@@ -51,7 +51,7 @@ def split(walk: Walk, a: SimpleNamespace) -> list[Value]:
 
 @rule("unbind")
 def unbind(walk: Walk, a: SimpleNamespace) -> list[Value]:
-    """Take a dimension apart: each of its entries is used on its own."""
+    """Split a dimension into its entries, each of which is used separately."""
     dim = a.dim % len(a.input.shape)
     walk.pin(a.input.axes[dim], because="its entries are used one by one")
     rest = tuple(axis for d, axis in enumerate(a.input.axes) if d != dim)
@@ -68,7 +68,7 @@ def select(walk: Walk, a: SimpleNamespace) -> Value:
 
 @rule("index")
 def index(walk: Walk, a: SimpleNamespace) -> Value:
-    """Look up entries of some dimensions; the others pass."""
+    """Look up entries of some dimensions; the others are unchanged."""
     picked = [d for d, x in enumerate(a.indices) if x is not None]
     walk.pin(*(a.input.axes[d] for d in picked), because="its entries are looked up by index")
     for x in a.indices:
@@ -101,7 +101,7 @@ def embedding_bag(walk: Walk, a: SimpleNamespace) -> Any:
 
 @rule("pad")
 def pad(walk: Walk, a: SimpleNamespace) -> Value:
-    """Add entries at the ends of dimensions: these are not channels."""
+    """Add entries at the ends of dimensions, which are not channels."""
     axes = list(a.input.axes)
     mode = getattr(a, "mode", "constant")
     value = getattr(a, "value", 0) or 0

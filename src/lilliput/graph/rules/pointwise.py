@@ -1,4 +1,4 @@
-"""Ops that treat every element alike: dimensions stay, operands lose the same indices."""
+"""Ops that treat every element equally: dimensions are kept, operands lose the same indices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lilliput.graph.axes import FIXED, Axis
 from lilliput.graph.rules.table import rule
 from lilliput.graph.walk import Value, Walk, is_zero, zero
 
-# f(0) = 0 for these, whatever their other arguments.
+# f(0) = 0 for these, whatever their other arguments are.
 _ZERO_TO_ZERO = frozenset(
     {
         *("relu", "relu6", "gelu", "silu", "mish", "tanh", "leaky_relu", "elu", "selu"),
@@ -41,7 +41,7 @@ def elementwise(walk: Walk, a: SimpleNamespace) -> Any:
 
 
 def _pin_at_poles(walk: Walk, a: SimpleNamespace, operands: list[Value]) -> None:
-    """Keep channels whose masked zeros would meet an infinite value or slope, and turn into NaN."""
+    """Pin channels whose masked zeros would meet an infinite value or slope and become NaN."""
     name = walk.op.name
     exponent = getattr(a, "exponent", None)
     risky = operands[:1] if name in _POLES else []

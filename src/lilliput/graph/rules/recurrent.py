@@ -1,4 +1,4 @@
-"""Recurrent layers: a hidden unit goes with its row in every gate."""
+"""Recurrent layers: a hidden unit is removed with its row in every gate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lilliput.graph.walk import Value, Walk, zero
 
 
 def _unit(walk: Walk, hidden: Axis, x: Axis, weights: list[Value], size: int, key: Any) -> None:
-    """Tie one layer in one direction: weights are ``w_ih, w_hh`` and perhaps biases."""
+    """Tie one layer in one direction: weights are ``w_ih, w_hh`` and optional biases."""
     walk.same(x, weights[0].axes[1])
     walk.same(hidden, weights[1].axes[1])
     for number, weight in enumerate(weights):
@@ -25,7 +25,7 @@ def _unit(walk: Walk, hidden: Axis, x: Axis, weights: list[Value], size: int, ke
 
 def _hidden(walk: Walk, a: SimpleNamespace) -> tuple[Axis, int]:
     """Return the axis and the number of hidden units."""
-    if not a.states:  # the layer makes zeros itself
+    if not a.states:  # the layer creates zeros itself
         size = a.cells[0][0][1].shape[1]
         return walk.fresh("hidden", size), size
     walk.same(*(state.axes[-1] for state in a.states))

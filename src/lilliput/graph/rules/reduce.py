@@ -21,8 +21,8 @@ _MEANS = ("mean", "var", "std", "nanmean", "var_mean", "std_mean")
     *("max", "min", "median", "count_nonzero", "aminmax"),
 )
 def reduction(walk: Walk, a: SimpleNamespace) -> Any:
-    """Drop or shorten dimensions; what happens to channels in them depends on the op."""
-    if getattr(a, "other", None) is not None:  # torch.max(a, b) compares element by element
+    """Drop or shorten dimensions; the effect on channels in them depends on the op."""
+    if getattr(a, "other", None) is not None:  # torch.max(a, b) is elementwise
         from lilliput.graph.rules.pointwise import elementwise
 
         return elementwise(walk, a)
@@ -68,7 +68,7 @@ def _reduce(walk: Walk, axis: Axis) -> None:
     *("index_select", "gather", "take_along_dim", "index_add", "scatter", "scatter_add"),
 )
 def couples(walk: Walk, a: SimpleNamespace) -> Any:
-    """Pin a dimension whose entries depend on each other; other dimensions pass."""
+    """Pin a dimension whose entries depend on each other; other dimensions are unchanged."""
     count = len(a.input.shape)
     named = (getattr(a, name, None) for name in ("dims", "dim", "dimension"))
     dims: Any = next((x for x in named if x is not None and x != []), range(count))

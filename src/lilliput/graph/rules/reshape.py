@@ -17,7 +17,7 @@ from lilliput.graph.walk import Value, Walk, is_zero
 
 @rule("reshape", "reshape_as", "squeeze", "unsqueeze")
 def reshape(walk: Walk, a: SimpleNamespace) -> Value:
-    """Merge and split dimensions, wherever sizes before and after have the same product."""
+    """Merge and split dimensions wherever sizes before and after have the same product."""
     chain = find_chain(walk.op)
     ahead = None if chain is None else shuffle(walk, chain)
     if ahead is not None:
@@ -27,7 +27,7 @@ def reshape(walk: Walk, a: SimpleNamespace) -> Value:
 
 
 def regroup(walk: Walk, value: Value, shape: tuple[int, ...]) -> Value:
-    """Return a value in another shape of as many elements."""
+    """Return a value in another shape with the same number of elements."""
     axes: list[Axis] = [FIXED] * len(shape)
     for number, (before, after) in enumerate(_blocks(value.shape, shape)):
         sizes = [value.shape[d] for d in before]
@@ -61,7 +61,7 @@ def permute(walk: Walk, a: SimpleNamespace) -> Value:
 
 @rule("expand")
 def expand(walk: Walk, a: SimpleNamespace) -> Value:
-    """Repeat dimensions of size one: as many times as their reader needs."""
+    """Repeat dimensions of size one, as often as their reader needs."""
     return _spread(walk, a.input, a.shapes)
 
 

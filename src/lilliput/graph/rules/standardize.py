@@ -1,4 +1,4 @@
-"""Convolutions whose weights are standardized in each run (BiT, NFNet): which parameter is behind them."""
+"""Convolutions with weights that are standardized in each run (BiT, NFNet): find the underlying parameter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STANDARDIZED = (
 
 
 def explain_standardized(walk: Walk, weight: Tensor) -> None:
-    """Say why inputs of a convolution stay whose weights are standardized over them."""
+    """Explain why the inputs of a convolution with standardized weights cannot be removed."""
     found = [x.maker for x in _made_of(weight) if x.maker is not None]
     statistics: list[Op] = [op for op in found if op.name in _STATISTICS]
     if statistics:
@@ -23,7 +23,7 @@ def explain_standardized(walk: Walk, weight: Tensor) -> None:
 
 
 def source_of(weight: Tensor, size: int) -> str | None:
-    """Return the name of the one parameter that a weight is computed from, None if it is another way."""
+    """Return the name of the only parameter that a weight is computed from, or None."""
     found = {
         None if tensor.parameter is None else tensor.parameter.name
         for tensor in _made_of(weight)
@@ -41,13 +41,13 @@ def is_of_weights(tensor: Tensor) -> bool:
 
 
 def _made_of(weight: Tensor) -> list[Tensor]:
-    """Return everything that a value is computed from, nothing if the model's inputs are among it."""
+    """Return everything that a value is computed from; nothing if that includes the model's inputs."""
     found = list(_ancestors(weight))
     return [] if any(tensor.is_input for tensor in found) else found
 
 
 def _ancestors(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield a tensor and all before it; stop at the first input of the model."""
+    """Yield a tensor and its ancestors; stop at the first input of the model."""
     waiting, seen = [tensor], {tensor}
     while waiting:
         tensor = waiting.pop()

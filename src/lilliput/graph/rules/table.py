@@ -10,7 +10,7 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Enter a function as the rule of these ops."""
+    """Register a function as the rule of these ops."""
 
     def enter(function: Rule) -> Rule:
         for name in names:

@@ -13,7 +13,7 @@ from lilliput.graph.walk import Value, Walk
 
 @rule("window")
 def window(walk: Walk, a: SimpleNamespace) -> Any:
-    """Work on space, channel by channel."""
+    """Work on space, one channel at a time."""
     first = a.shapes if isinstance(a.shapes, tuple) else a.shapes[0]
     kept = tuple(n == m for n, m in zip(a.input.shape, first, strict=True))
     leading = len(first) - a.space
@@ -26,7 +26,7 @@ def window(walk: Walk, a: SimpleNamespace) -> Any:
 
 @rule("pixel_shuffle")
 def pixel_shuffle(walk: Walk, a: SimpleNamespace) -> Value:
-    """Turn r × r channels into space: they go together."""
+    """Turn r × r channels into space: they are removed together."""
     square = a.upscale_factor**2
     channels = a.input.shape[-3] // square
     parts = walk.split(a.input.axes[-3], (channels, square))

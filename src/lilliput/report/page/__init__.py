@@ -1,1 +1,1 @@
-"""The page of the report: a template, its style and its script, put together into one file."""
+"""The page of the report: a template, its style and its script, combined into one file."""

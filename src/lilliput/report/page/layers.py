@@ -1,4 +1,4 @@
-"""The table of layers, and which layers the drawings show."""
+"""The table of layers, and the layers that drawings show."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ _SHOWN_HISTOGRAMS = 12
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table: its key, its heading, what it says, and what it is sorted by."""
+    """A column of the table: its key, its heading, its text, and its sort key."""
 
     key: str
     label: str
     hint: str
     text: Callable[[LayerRow], str]
     value: Callable[[LayerRow], Any]
-    first: str = "ascending"  # where a first click leads
+    first: str = "ascending"  # order after the first click
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: its text, and the number behind it."""
+    """One cell: its text, and the underlying number."""
 
     text: str
     value: str
@@ -73,7 +73,7 @@ COLUMNS = (
 
 
 def columns_of(layers: Sequence[LayerRow]) -> list[Column]:
-    """Return the columns that at least one layer fills."""
+    """Return the columns for which at least one layer has a value."""
     return [x for x in COLUMNS if any(x.value(row) is not None for row in layers)]
 
 
@@ -90,7 +90,7 @@ def cells_of(row: LayerRow, columns: Sequence[Column]) -> list[Cell]:
 
 
 def shape_of(row: LayerRow) -> str:
-    """Return the shape of a layer's weight, with that of before where it has changed."""
+    """Return the shape of a layer's weight, with the previous one if it has changed."""
     after = words.shape(row.shape)
     if row.shape_before is None or row.shape_before == row.shape:
         return after
@@ -98,12 +98,12 @@ def shape_of(row: LayerRow) -> str:
 
 
 def major(layers: Sequence[LayerRow]) -> list[LayerRow]:
-    """Return layers with matrices, or that multiply."""
+    """Return layers with matrices or multiplications."""
     return [row for row in layers if not row.is_minor]
 
 
 def heaviest(layers: Sequence[LayerRow]) -> list[tuple[str, str, str]]:
-    """Return name, bar and text of the layers that multiply most."""
+    """Return name, bar and text of the layers with the most multiplications."""
 
     def before(row: LayerRow) -> int:
         return (row.macs if row.macs_before is None else row.macs_before) or 0
@@ -122,7 +122,7 @@ def heaviest(layers: Sequence[LayerRow]) -> list[tuple[str, str, str]]:
 
 
 def telling(report: Report) -> list[HistogramPair]:
-    """Return the histograms that the page shows at once: the noisiest tensors, then the sparsest."""
+    """Return the histograms that are shown initially: the noisiest tensors, then the sparsest."""
     ratios = {(row.name, target): x for row in report.layers for target, x in row.sqnr.items()}
 
     def worth(pair: HistogramPair) -> tuple[float, float]:
@@ -133,7 +133,7 @@ def telling(report: Report) -> list[HistogramPair]:
 
 
 def caption(report: Report, pair: HistogramPair) -> str:
-    """Return what is written below a histogram."""
+    """Return the caption of a histogram."""
     row = next((x for x in report.layers if x.name == pair.layer), None)
     ratio = None if row is None else row.sqnr.get(pair.target)
     parts: list[str] = [pair.target]

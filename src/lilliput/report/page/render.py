@@ -1,4 +1,4 @@
-"""From the report as data to one HTML file."""
+"""Render the report data as one HTML file."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from lilliput.report.page import layers, words
 if TYPE_CHECKING:
     from jinja2 import Template
 
-_PLAIN = 64_000  # characters of data that the page holds as they are; more are compressed
-_FEW_ROWS = 48  # of a map of channel groups that is open from the start
+_PLAIN = 64_000  # characters of data stored verbatim in the page; more are compressed
+_FEW_ROWS = 48  # of a map of channel groups that is initially open
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Section:
 def render(report: Report) -> str:
     """Return the page of a report.
 
-    The browser is told to run this one script and to load nothing (a content security policy with
-    the script's hash), so that even a name that looks like a script could do nothing.
+    The browser may run only this script and load nothing (a content security policy with
+    the script's hash), so that even a name that looks like a script has no effect.
     """
     from markupsafe import Markup
 
@@ -91,7 +91,7 @@ def _text(name: str) -> str:
 
 
 def _drawings(report: Report, metric: str) -> dict[str, str]:
-    """Return the drawings that there is data for."""
+    """Return the drawings for which there is data."""
     drawn: dict[str, str] = {}
     shown = layers.major(report.layers)
     for number, strip in enumerate(find_strips(shown) if len(shown) > 1 else (), 1):
@@ -141,7 +141,7 @@ def _policy(script: str) -> str:
 
 
 def _embedded(json_text: str) -> str:
-    """Return JSON that may stand inside an HTML element, whatever its strings hold.
+    """Return JSON that can be placed inside an HTML element, whatever its strings contain.
 
     >>> _embedded('{"name":"</script>"}')
     '{"name":"\\\\u003c/script\\\\u003e"}'
@@ -152,7 +152,7 @@ def _embedded(json_text: str) -> str:
 
 
 def _packed(json_text: str) -> str:
-    """Return JSON compressed, in letters; browsers have the way back built in."""
+    """Return JSON compressed and base64-encoded; browsers can decompress it natively."""
     return base64.b64encode(zlib.compress(json_text.encode(), 9)).decode()
 
 

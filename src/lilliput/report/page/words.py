@@ -1,4 +1,4 @@
-"""Numbers and figures as the page writes them."""
+"""Numbers and figures in the format of the page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DENSE = 0.97  # a few zeros are not sparsity
 
 @dataclass(frozen=True)
 class Card:
-    """One figure of the receipt, large: ``7.6×`` ``smaller``, and where it comes from."""
+    """One large figure of the receipt: ``7.6×`` ``smaller``, and its origin."""
 
     label: str
     figure: str
@@ -25,7 +25,7 @@ class Card:
 
 
 def sentence(text: str) -> str:
-    """Return a text with a capital in front and real minus signs.
+    """Return a text with an initial capital and real minus signs.
 
     Examples
     --------
@@ -41,7 +41,7 @@ def with_minus(text: str) -> str:
 
 
 def amount(value: float | None) -> str:
-    """Return a number in three digits and a unit.
+    """Return a number with three digits and a unit.
 
     Examples
     --------
@@ -83,7 +83,7 @@ def milliseconds(value: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Return a share; what is not all, or not nothing, is not rounded to it.
+    """Return a share as text; only exact values are shown as 0 % or 100 %.
 
     Examples
     --------
@@ -103,7 +103,7 @@ def shape(sizes: list[int]) -> str:
 
 
 def cards_of(receipt: Any) -> list[Card]:
-    """Return the figures of a receipt that are known on both sides, the most telling first."""
+    """Return the figures of a receipt that are known on both sides, the most informative first."""
     one, two = receipt.before, receipt.after
     cards = [
         _card("Size on disk", one.bytes, two.bytes, size, ("smaller", "larger")),
@@ -123,7 +123,7 @@ def cards_of(receipt: Any) -> list[Card]:
 
 
 def _latency(receipt: Any) -> Any:
-    """Return the latencies; their ratio only if one runtime gave steady readings of both."""
+    """Return the latencies, with their ratio only if one runtime gave steady readings of both."""
     one, two = receipt.before.p50, receipt.after.p50
     if one is None or two is None or not receipt.doubt:
         return _card("Latency, median", one, two, milliseconds, ("faster", "slower"))
@@ -155,6 +155,6 @@ def mood_of(change: str) -> str:
 
 
 def _three(value: float) -> str:
-    """Return three digits, no fewer and never as a power of ten."""
+    """Return exactly three digits, never as a power of ten."""
     digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
     return f"{value:.{digits}f}"

@@ -1,1 +1,1 @@
-"""Ways to search: each takes a task and returns the best trial that keeps the budget."""
+"""Search strategies: each takes a task and returns the best trial that meets the budget."""

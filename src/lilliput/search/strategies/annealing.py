@@ -1,7 +1,7 @@
-"""Simulated annealing over choices, as NNI's SimulatedAnnealingPruner and Liu et al. 2020 (AutoCompress).
+"""Simulated annealing over choices, as in NNI's SimulatedAnnealingPruner and Liu et al. 2020 (AutoCompress).
 
-A random change, large while it is hot, is taken if the metric is better, else with probability
-``exp(-drop / temperature)``. The temperature falls from 100 to 20 in steps of 0.9; drops count in hundredths
+A random change, large at high temperature, is accepted if the metric is better, otherwise with probability
+``exp(-drop / temperature)``. The temperature falls from 100 to 20 by a factor of 0.9; drops count in percent
 of the original's metric, as for an accuracy in percent.
 """
 
@@ -16,8 +16,8 @@ from lilliput.search.strategies.moves import repaired
 from lilliput.search.task import Task, Trial
 
 _HOTTEST, _COLDEST, _COOLING = 100.0, 20.0, 0.9
-_CHANGED = 0.35  # of all decisions, while it is hottest
-_DRAWS = 20  # until a network that was not tried before comes up
+_CHANGED = 0.35  # of all decisions, at the highest temperature
+_DRAWS = 20  # until a new network is found
 
 
 def search(
@@ -49,7 +49,7 @@ def search(
 
 
 def _changed(task: Task, choice: Choice, share: float, rng: np.random.Generator) -> Choice | None:
-    """Return a random change that is expected to keep the budget and was not measured yet."""
+    """Return a random change that is expected to meet the budget and was not measured yet."""
     sizes = np.array(task.space.sizes)
     for _ in range(_DRAWS):
         is_drawn = rng.random(len(sizes)) < share

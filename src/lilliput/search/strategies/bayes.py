@@ -1,11 +1,11 @@
-"""Bayesian search by Optuna's tree-structured Parzen estimator.
+"""Bayesian search with Optuna's tree-structured Parzen estimator.
 
 Bergstra et al., "Algorithms for hyper-parameter optimization", 2011; Akiba et al., "Optuna", 2019. The
-estimator draws alternatives that are likelier among good trials than among bad ones. What it draws is made
-stronger, at random, until it is expected to keep the budget, and the estimator is told what was evaluated.
+estimator draws alternatives that are likelier among good trials than among bad ones. Its draws are made
+more aggressive, at random, until they are expected to meet the budget, and it is told what was evaluated.
 
-``optuna.log`` beside the journal of the search holds the study, for Optuna's dashboard. It is written anew
-when a search goes on: the same draws come from the same seed, and trials that were made are only looked up.
+``optuna.log`` next to the journal of the search contains the study, for Optuna's dashboard. It is rewritten
+when a search is resumed: the same seed gives the same draws, and completed trials are only looked up.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from lilliput.search.strategies.moves import repaired
 from lilliput.search.task import Task, Trial
 
 NAME = "optuna.log"
-_AT_A_TIME = 4  # trials: as many whether one machine evaluates them or several
-_DRAWS = 20  # without a network that was not tried before, until it ends
+_AT_A_TIME = 4  # trials: the same number on one machine or several
+_DRAWS = 20  # without a new network, until it ends
 
 
 def search(task: Task) -> Trial:
@@ -68,14 +68,14 @@ class _Study:
         }
 
     def draw(self, count: int, rng: np.random.Generator) -> list[Choice]:
-        """Return choices that keep the budget and were not tried, none if none come up any more."""
+        """Return choices that meet the budget and were not tried; empty if no more are found."""
         import optuna
 
         found: list[Choice] = []
         for _ in range(_DRAWS):
             asked = self.study.ask(self.choices)
             drawn = tuple(int(asked.params[name]) for name in self.names)
-            # What is told comes with its result, as trials of their own.
+            # Results are added as separate trials.
             self.study.tell(asked, state=optuna.trial.TrialState.FAIL)
             choice = repaired(self.task, drawn, rng)
             is_new = choice is not None and choice not in (*self.task.tried, *found)

@@ -1,8 +1,9 @@
-"""Evolution by level switches: one survivor, many offspring, the real metric decides.
+"""Evolution by level switches: one survivor and many offspring, selected by the real metric.
 
-Sieberling et al., "EvoPress: accurate dynamic model compression via evolutionary search", 2025. An offspring
-has a few decisions one alternative milder and others one stronger, so that the budget stays nearly as it
-was. Selection has two stages: offspring of least score go on, and of these the metric keeps the best.
+Sieberling et al., "EvoPress: accurate dynamic model compression via evolutionary search", 2025. An
+offspring has a few decisions one alternative milder and others one more aggressive, so that the costs
+stay nearly the same. Selection has two stages: offspring with the smallest score continue, and the
+metric selects the best.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def search(task: Task) -> Trial:
 
 
 def _offspring(task: Task, parent: Choice, rng: np.random.Generator) -> Choice | None:
-    """Return the parent with some decisions milder, and others stronger until the budget holds."""
+    """Return the parent with some decisions milder, and others more aggressive until the budget is met."""
     choice = parent
     for _ in range(int(rng.integers(1, _MOST_SWITCHES + 1))):
         milder = steps(task, choice, -1)

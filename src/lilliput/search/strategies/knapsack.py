@@ -1,9 +1,9 @@
 """The default strategy: the exact optimum of the scores, then exchanges judged by the real metric.
 
-The scores of all decisions (:mod:`lilliput.search.scores`) are added up, and the choice of least total
-within the budget is found exactly (:mod:`lilliput.search.solve`). Scores of layers do not really add up, so
-then pairs of decisions are tried: one alternative milder here, one stronger there, the most promising by
-their scores first, and what is really better stays.
+The scores of all decisions (:mod:`lilliput.search.scores`) are added up, and the choice of smallest
+total within the budget is found exactly (:mod:`lilliput.search.solve`). Scores of layers are not really
+additive, so pairs of decisions are tried next: one alternative milder here, one more aggressive there,
+the most promising by their scores first; real improvements are kept.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def search(task: Task) -> Trial:
 
 
 def _better(task: Task, best: Trial) -> Trial | None:
-    """Return the best of the first few exchanges with one that is better, None if there is none."""
+    """Return the best of the first few exchanges with an improvement, or None."""
     fitting = {x for x in exchanges(task, best.choice) if task.may_fit(x)} - task.tried.keys()
     ranked = iter(sorted(fitting, key=lambda x: (task.score(x), x)))
     while not task.is_exhausted:

@@ -11,7 +11,7 @@ from lilliput.search.task import Task
 
 
 def moved(choice: Choice, decision: int, step: int) -> Choice:
-    """Return a choice with one decision some alternatives further.
+    """Return a choice with one decision moved by some alternatives.
 
     Examples
     --------
@@ -36,9 +36,9 @@ def exchanges(task: Task, choice: Choice) -> Iterator[Choice]:
 
 
 def repaired(task: Task, choice: Choice, rng: np.random.Generator) -> Choice | None:
-    """Return a choice that is expected to keep the budget, by random steps to stronger alternatives.
+    """Return a choice that is expected to meet the budget, by random steps to more aggressive alternatives.
 
-    None if even the strongest alternatives do not keep it.
+    None if even the most aggressive alternatives do not meet it.
     """
     while not task.may_fit(choice):
         stronger = steps(task, choice, 1)
@@ -49,9 +49,9 @@ def repaired(task: Task, choice: Choice, rng: np.random.Generator) -> Choice | N
 
 
 def alike(task: Task) -> Choice | None:
-    """Return the mildest choice with one sparsity for all decisions that keeps the budget, if there is one.
+    """Return the mildest choice with one sparsity for all decisions that meets the budget, if any.
 
-    A decision that does not offer that sparsity has the next smaller one.
+    A decision without that sparsity gets the next smaller one.
     """
     decisions = task.space.decisions
     for share in sorted({x for decision in decisions for x in decision.choices}):

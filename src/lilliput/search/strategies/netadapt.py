@@ -1,9 +1,9 @@
 """NetAdapt: approach the budget step by step, each time where the metric drops least.
 
-Yang et al., "NetAdapt: platform-aware neural network adaptation for mobile applications", 2018. From the
-mildest choice on, each round makes one decision stronger, by so many alternatives that the round saves its
-share of what is over the budget. The proposals of least score are evaluated, and the best one is kept; the
-share of a round falls by 0.96 each time.
+Yang et al., "NetAdapt: platform-aware neural network adaptation for mobile applications", 2018.
+Starting from the mildest choice, each round makes one decision more aggressive, by as many alternatives
+as needed to save the round's share of the excess. The proposals with the smallest score are evaluated,
+and the best one is kept; the share of a round decreases by a factor of 0.96 each time.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ def search(
         if not proposals:
             raise task.refuse()
         ranked = sorted(proposals, key=lambda x: (task.score(x), x))[:evaluated]
-        # One trial is kept for the choice that ends it.
+        # One trial is reserved for the final choice.
         is_open = 1 < len(ranked) < task.left and not task.is_exhausted
         choice = max(ranked, key=lambda x: task.trial(x).metric) if is_open else ranked[0]
         least *= decay
 
 
 def _proposals(task: Task, choice: Choice, saving: float) -> list[Choice]:
-    """Return, for each decision, the mildest change that saves enough; or all that saves anything."""
+    """Return, for each decision, the mildest change that saves enough; otherwise all that save anything."""
     before = _excess(task, choice)
-    saving = min(saving, before) * (1 - _ROUNDING)  # the last step goes no further than it has to
+    saving = min(saving, before) * (1 - _ROUNDING)  # the last step goes no further than necessary
     found, smaller = [], []
     for d, size in enumerate(task.space.sizes):
         changes = [moved(choice, d, step) for step in range(1, size - choice[d])]
@@ -55,7 +55,7 @@ def _proposals(task: Task, choice: Choice, saving: float) -> list[Choice]:
 
 
 def _excess(task: Task, choice: Choice) -> float:
-    """Return by how much a choice is expected to exceed budgets, in shares of what the original takes."""
+    """Return by how much a choice is expected to exceed budgets, relative to the original's costs."""
     over = 0.0
     for name, bound in task.bounds.items():
         unit = task.whole.get(name) or task.whole["params"]

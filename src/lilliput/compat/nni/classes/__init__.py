@@ -1,1 +1,1 @@
-"""NNI's pruners, quantizers and evaluators, as thin forms of today's."""
+"""NNI's pruners, quantizers and evaluators, as thin forms of Lilliput's."""

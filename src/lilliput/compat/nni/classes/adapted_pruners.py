@@ -25,22 +25,22 @@ class AdaptedPruner(Adapted, PrunerFiles, Pruner):
     """A pruner behind NNI's paths."""
 
     _wrapper_type = SeenPrunerWrapper
-    targets_by_rule: tuple[Target | None, ...] = ()  # what rules say that those of today cannot
+    targets_by_rule: tuple[Target | None, ...] = ()  # settings that current rules cannot express
 
     def follow_targets(self, targets: Sequence[Target | None]) -> None:
-        """Have the criterion answer as rules of NNI ask; see :mod:`target_masks`."""
+        """Make the criterion follow NNI's rules; see :mod:`target_masks`."""
         pruner: Any = self
         self.targets_by_rule = tuple(targets)
         pruner.masker_type = target_masker(pruner.masker_type)
 
     def target_of(self, wrapper: Any) -> Target:
-        """Return what v3's rule for a layer asks."""
+        """Return the target of v3's rule for a layer."""
         taken = {d.layer.name: d.rule for d in self.selection.decisions if d.is_chosen}
         found = self.targets_by_rule[taken[wrapper.name] or 0]
         return Target(ratio=0.0) if found is None else found
 
     def _ranked_globally(self, rules: Any) -> Any:
-        """As in :meth:`Adapted._ranked_globally`, of all weights, by scores as they are."""
+        """As in :meth:`Adapted._ranked_globally`, over all weights, by unscaled scores."""
         masker_type = getattr(self, "masker_type", None)
         if getattr(masker_type, "scores_compare", True):
             return in_total(rules)
@@ -49,7 +49,7 @@ class AdaptedPruner(Adapted, PrunerFiles, Pruner):
         return rules
 
     def get_masks(self) -> dict[str, dict[str, Any]]:
-        """As in :meth:`Adapted.get_masks`; refuses while the masks have yet to come."""
+        """As in :meth:`Adapted.get_masks`; raise while the masks are missing."""
         self._check_computed("its masks")
         return super().get_masks()
 
@@ -58,12 +58,12 @@ class AdaptedPruner(Adapted, PrunerFiles, Pruner):
         if not self._has_compressed or not self._is_waiting():
             return
         raise StageError(
-            f"{type(self).__name__}: {what} would hold nothing but ones, as they were never calculated: "
+            f"{type(self).__name__}: {what} would contain only ones, because masks were never calculated: "
             f"{pruner.masker.what_is_missing()}. Train further first."
         )
 
     def _is_waiting(self) -> bool:
-        """Whether the criterion has to see more before it can say what the rules ask for."""
+        """Whether the criterion has to see more data before it can score."""
         pruner: Any = self
         if isinstance(self, ScheduledPruner):
             layers = self.get_modules_wrapper()
@@ -73,13 +73,13 @@ class AdaptedPruner(Adapted, PrunerFiles, Pruner):
         return isinstance(self, OneShotPruner) and bool(self._missing())
 
     def _write_files(self, files: PlainFiles) -> None:
-        """As in :class:`PrunerFiles`; refuses while the masks have yet to come."""
+        """As in :class:`PrunerFiles`; raise while the masks are missing."""
         self._check_computed("the file of masks")
         super()._write_files(files)
 
 
 class Wrappers(list[Any]):
-    """Wrappers as a list, that can also be asked like the dict by name that v2's second stack gave."""
+    """Wrappers as a list that also supports access by name, like the dict of v2's second stack."""
 
     def __getitem__(self, key: Any) -> Any:
         return dict(self.items())[key] if isinstance(key, str) else super().__getitem__(key)
@@ -104,7 +104,7 @@ class SecondStackPruner(AdaptedPruner):
     """A pruner of v2's second stack or of v3: ``compress()`` returns the model and its masks."""
 
     def _check_masks(self, wrapper: Any, answer: Any) -> dict[str, Any]:
-        """Mask a bias along with its weight: it goes where all of its weights are gone."""
+        """Also mask the bias where all of its weights are removed."""
         masks = super()._check_masks(wrapper, answer)
         layer, mask = wrapper.layer_info, masks.get("weight_mask")
         bias = getattr(wrapper.module, layer.owners[0].bias_name or "", None)
@@ -123,7 +123,7 @@ class SecondStackPruner(AdaptedPruner):
         return Wrappers(super().get_modules_wrapper())
 
     def unwrap_model(self) -> Any:
-        """Leave the model as a plain one, pruned weights are zeros."""
+        """Turn the model into a plain one; pruned weights are zeros."""
         self._unwrap_model()
         return self.bound_model
 

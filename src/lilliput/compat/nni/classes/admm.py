@@ -16,7 +16,7 @@ _GRANULARITIES = {"fine-grained": "level", "coarse-grained": "l1"}
 
 
 class IterationsInside(AdaptedPruner, ADMMPruner):
-    """Train for each iteration by the trainer or evaluator that the constructor got, then prune."""
+    """Train for each iteration with the constructor's trainer or evaluator, then prune."""
 
     def _translated(self, given: dict[str, Any]) -> dict[str, Any]:
         names = ("iterations", "num_iterations", "training_epochs", "epochs_per_iteration")
@@ -34,8 +34,8 @@ class IterationsInside(AdaptedPruner, ADMMPruner):
         translated = super()._translated(given)
         model = translated.get("model")
         is_missing = self.trainer is not None and translated.get("optimizer") is None
-        if is_missing and isinstance(model, torch.nn.Module):  # not of a program that is only read
-            # As v1 made its own; it is what its trainer is called with.
+        if is_missing and isinstance(model, torch.nn.Module):  # not if a program is only read
+            # As in v1, which created the optimizer that its trainer is called with.
             translated["optimizer"] = torch.optim.Adam(
                 model.parameters(), lr=1e-3, weight_decay=5e-5
             )
@@ -66,7 +66,7 @@ class SecondIterationsInside(IterationsInside, SecondStackPruner):
 
 
 def _with_rho(rules: Any, row: Any) -> Any:
-    """Return rules with the penalty under its name of today."""
+    """Return rules with the penalty under its current name."""
     if not isinstance(rules, (list, tuple)):
         return rules
     found = []

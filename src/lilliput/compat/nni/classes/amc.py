@@ -1,9 +1,9 @@
 """NNI's ``AMCPruner``: the same target, found by :class:`~lilliput.search.search.Search`.
 
 He et al., "AMC: AutoML for model compression and acceleration on mobile devices", 2018, trained an agent by
-reinforcement for hundreds of episodes. There is no agent here: the sparsities that keep the same budget come
-from sensitivities, an exact solve and exchanges on the evaluator's score. One sparsity for all layers that
-keeps the budget is evaluated as well, so that what is found is never worse than that.
+reinforcement learning for hundreds of episodes. There is no agent here: sparsities for the same budget are
+found from sensitivities, an exact solve and exchanges by the evaluator's score. The uniform sparsity that
+meets the budget is evaluated as well, so that the result is never worse than that.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from lilliput.speedup.channels import channel_groups
 log = logging.getLogger("lilliput")
 
 _BASES = ("l1", "l2", "fpgm")
-_ALTERNATIVES = 20  # for a layer, at most
-_BATCHES = 8  # that sensitivities look at, where a program names no number of them
+_ALTERNATIVES = 20  # per layer, at most
+_BATCHES = 8  # for sensitivities, if a program does not specify a number
 _OF_AGENT = (
     *("hidden1", "hidden2", "lr_c", "lr_a", "warmup", "discount", "bsize", "rmsize"),
     *("window_length", "tau", "init_delta", "delta_decay", "max_episode_length", "epsilon"),
@@ -78,13 +78,15 @@ class SearchedChannels(FirstStage):
         self.loader, self.batches = given.pop("val_loader"), given.pop("n_calibration_batches")
         self.scorer = given.pop("evaluator")
         if self.scorer is None or self.loader is None:
-            raise ConfigError("AMCPruner: evaluator(val_loader, model) and val_loader are needed.")
+            raise ConfigError(
+                "AMCPruner: evaluator(val_loader, model) and val_loader are required."
+            )
         self.masker_type = base_masker("AMCPruner", "l1")
         given["config_list"] = _with_sparsity(given.get("config_list"))
         return super()._translated(given)
 
     def compress(self, model: Any = None) -> Any:
-        """Search, mask the channels that were found in all layers that see them, and return the model."""
+        """Search, mask the channels that were found in all layers that use them, and return the model."""
         self._take(model)
         found = list(islice(self.loader, self.batches))
         inputs = at_least_two(found[0][0] if isinstance(found[0], (tuple, list)) else found[0])
@@ -105,7 +107,7 @@ class SearchedChannels(FirstStage):
         inputs: Any,
         budget: Mapping[str, Any],
     ) -> tuple[list[dict[str, Any]], Any]:
-        """Return the rules that were found, and the network without what they remove."""
+        """Return the rules that were found, and the network without the removed channels."""
         log.warning(
             "AMCPruner: there is no agent to train here. The same target (%s) is searched by sensitivities "
             "and an exact solve, Search of lilliput.torch; arguments of the agent have no effect.",
@@ -153,7 +155,7 @@ class SearchedChannels(FirstStage):
 
 
 class SearchedAndCut(SearchedChannels, SecondStage):
-    """The second stack, which cuts: the model that was given stays as it is."""
+    """The second stack, which cuts: the given model is not changed."""
 
     dummy_input: Any = None
     target: Any = "flops"
@@ -169,7 +171,7 @@ class SearchedAndCut(SearchedChannels, SecondStage):
         if not isinstance(self.algorithm, Unknown) and self.algorithm not in _BASES:
             raise ConfigError(
                 f"AMCPruner: pruning_algorithm: received {self.algorithm!r}, expected {', '.join(_BASES)}, "
-                "which look at nothing but weights."
+                "which use only weights."
             )
         self.masker_type = base_masker("AMCPruner", "l1")
         given.pop("ddpg_params", None)
@@ -177,14 +179,14 @@ class SearchedAndCut(SearchedChannels, SecondStage):
             raise ConfigError("AMCPruner: pruning_params is not available here.")
         self.scorer = given.pop("evaluator")
         if self.scorer is None or self.dummy_input is None:
-            raise ConfigError("AMCPruner: dummy_input and evaluator are needed.")
+            raise ConfigError("AMCPruner: dummy_input and evaluator are required.")
         translated = super(SearchedChannels, self)._translated(given)
         if hasattr(self.scorer, "train") and not isinstance(self.scorer, Unknown):
             self.evaluator = self.scorer
         return translated
 
     def compress(self, model: Any = None) -> Any:
-        """Search, cut, fine-tune, and return the model and its masks, of which it has none any more."""
+        """Search, cut, fine-tune, and return the model and its masks, which are empty."""
         self._take(model)
         evaluate = getattr(self.scorer, "evaluate", self.scorer)
         inputs = at_least_two(self.dummy_input)
@@ -204,7 +206,7 @@ class SearchedAndCut(SearchedChannels, SecondStage):
         return self.finetuner is not None or self.evaluator is not None
 
     def _budget(self, inputs: Any) -> dict[str, float]:
-        """Return what the whole network may take if the selected layers lose their share."""
+        """Return the budget of the whole network if the selected layers lose their share."""
         chosen = {layer.name: layer for layer in self.selection.chosen}
         share = next(iter(chosen.values())).config.get("total_sparsity")
         caps = [x.config.get("max_sparsity_per_layer") or 1.0 for x in chosen.values()]
@@ -231,7 +233,7 @@ class SearchedAndCut(SearchedChannels, SecondStage):
 
 
 def seen_batches(model: Any, call: Callable[[Any], Any]) -> list[Any]:
-    """Return the first inputs that a function calls a model with, if it has one argument."""
+    """Return the first inputs with which a function calls a model, if it has one argument."""
     seen: list[Any] = []
 
     def note(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -248,7 +250,7 @@ def seen_batches(model: Any, call: Callable[[Any], Any]) -> list[Any]:
 
 
 def _with_sparsity(rules: Any) -> Any:
-    """Give rules of 1.x, which only say which layers, a sparsity to be read with."""
+    """Add a sparsity to rules of 1.x, which only select layers, so that they can be read."""
     if not isinstance(rules, (list, tuple)):
         return rules
     known = [dict(x) if isinstance(x, Mapping) else x for x in rules]

@@ -1,4 +1,4 @@
-"""Read the arguments of NNI's constructors, which changed from version to version."""
+"""Read the arguments of NNI's constructors, which changed between versions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Form = inspect.Signature
 
 
 class Unknown:
-    """An argument whose value only a run can tell: it fits any parameter, and survives arithmetic."""
+    """An argument whose value is only known at run time: it fits any parameter, and supports arithmetic."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -37,7 +37,7 @@ def _is_trainer(value: Any) -> bool:
     return callable(value) and not hasattr(value, "step") and not isinstance(value, type)
 
 
-# What tells one form from another, where both have room for an argument.
+# What distinguishes two forms that both accept an argument.
 _KINDS: dict[str, Callable[[Any], bool]] = {
     "optimizer": lambda x: hasattr(x, "step"),
     "traced_optimizer": lambda x: hasattr(x, "step"),
@@ -64,9 +64,9 @@ _KINDS: dict[str, Callable[[Any], bool]] = {
 
 
 def form(text: str) -> Form:
-    """Return a constructor's form from its parameters; without a default, one is None.
+    """Return a constructor's form from its parameters; the default is None if not given.
 
-    ``evaluator()`` is an evaluator that may also be a function, as it was before 2.9.
+    ``evaluator()`` is an evaluator that may also be a function, as before 2.9.
 
     Examples
     --------
@@ -90,7 +90,7 @@ def read_arguments(
     kwargs: Mapping[str, Any],
     with_defaults: bool = True,
 ) -> dict[str, Any]:
-    """Return the arguments of a call by name, by default with those that the form adds."""
+    """Return the arguments of a call by name, with the defaults of the form unless disabled."""
     for candidate in forms:
         try:
             bound = candidate.bind(*args, **kwargs)

@@ -1,7 +1,7 @@
 """NNI's ``AutoCompressPruner``: rounds of annealing, ADMM and cutting.
 
 Liu et al., "AutoCompress: an automatic DNN structured pruning framework for ultra-high compression rates",
-2020. For ``n`` rounds, each leaves the ``n``-th root of what the rules leave in all.
+2020. With ``n`` rounds, each keeps the ``n``-th root of what the rules keep in total.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ _OF_ANNEALING = (
 
 
 class Annealing(AnnealingForm):
-    """The annealing of a round, of the first stack."""
+    """The annealing of a round, in the first stack."""
 
     forms = FORMS["first"]["SimulatedAnnealingPruner"]
 
 
 class SecondAnnealing(SecondAnnealingForm):
-    """The annealing of a round, of the second stack."""
+    """The annealing of a round, in the second stack."""
 
     forms = FORMS["second"]["SimulatedAnnealingPruner"]
 
 
 class ADMM(IterationsInside):
-    """The training of a round, of the first stack."""
+    """The training of a round, in the first stack."""
 
     forms = FORMS["first"]["ADMMPruner"]
 
 
 class SecondADMM(SecondIterationsInside):
-    """The training of a round, of the second stack."""
+    """The training of a round, in the second stack."""
 
     forms = FORMS["second"]["ADMMPruner"]
 
@@ -92,7 +92,7 @@ class RoundsThatCut(FirstStage):
         return super()._translated(given)
 
     def compress(self, model: Any = None) -> Any:
-        """Run all rounds, and return the small model; the one that was given stays as it is."""
+        """Run all rounds, and return the small model; the given model is not changed."""
         self._take(model)
         small = copy.deepcopy(self.bound_model)
         rules = in_part(self.asked, 1 / self.rounds)
@@ -142,7 +142,7 @@ class RoundsThatMask(CutsInTheEnd, OneShotPruner):
         return translated
 
     def compress(self, model: Any = None) -> Any:
-        """Run all rounds; return the model and its masks, none if they are cut out."""
+        """Run all rounds; return the model and its masks, which are empty if they are cut out."""
         self._take(model)
         before, number = self._backend.remember(self.bound_model), 0
         try:

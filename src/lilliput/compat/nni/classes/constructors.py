@@ -1,7 +1,7 @@
-"""How NNI's constructors were called: the parameters of each class, by generation.
+"""Signatures of NNI's constructors: the parameters of each class, by generation.
 
-Classes are listed under their names of today. Where a class has several forms, the types of the
-arguments tell them apart.
+Classes are listed under their current names. If a class has several forms, they are distinguished by the
+types of the arguments.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""v3's distillers: the loss of an evaluator's training step is joined with the distance to a teacher."""
+"""v3's distillers: the distance to a teacher is added to the loss of an evaluator's training step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TeacherModelBasedDistiller(Fused, Distiller):
     teacher_predict : callable
         ``teacher_predict(batch, teacher_model)``.
     origin_loss_lambda : float
-        By what the loss of the training step is multiplied.
+        Factor of the training step's loss.
     """
 
     forms = (
@@ -54,7 +54,7 @@ class TeacherModelBasedDistiller(Fused, Distiller):
 
     @classmethod
     def faults_of(cls, rules: list[Any]) -> list[Problem] | None:
-        """Return what is wrong with rules in the keys of v3."""
+        """Return the problems of rules in the keys of v3."""
         try:
             distill_rules(rules, cls.__name__)
         except ConfigError as error:
@@ -67,11 +67,11 @@ class TeacherModelBasedDistiller(Fused, Distiller):
         return self.bound_model
 
     def needs_training(self) -> bool:
-        """Whether this one has something to do in training; always."""
+        """Whether this compressor takes part in training; always."""
         return True
 
     def joined_loss(self, loss: Any, batch: Any) -> Any:
-        """Return the loss of a training step with the distance to the teacher added."""
+        """Return the loss of a training step plus the distance to the teacher."""
         self._batch = batch
         try:
             return self.origin_loss_lambda * loss + self.loss()
@@ -79,8 +79,8 @@ class TeacherModelBasedDistiller(Fused, Distiller):
             self._batch = None
 
     def _ask_teacher(self, run: Run) -> Run:
-        """Have the program's own function run the teacher on the batch."""
-        if self._batch is None:  # to find out shapes
+        """Call the program's own function to run the teacher on the batch."""
+        if self._batch is None:  # to determine shapes
             return super()._ask_teacher(run)
         batch, predict = self._batch, self.teacher_predict
         return self._run_quietly(
@@ -88,14 +88,14 @@ class TeacherModelBasedDistiller(Fused, Distiller):
         )
 
     def calc_loss(self, student: Any, teacher: Any, wrapper: Any) -> Any:
-        """Return the distance, a KL divergence in v3's reduction: the sum over all but the batch."""
+        """Return the distance, a KL divergence in v3's reduction: the sum over all axes but the batch."""
         value = super().calc_loss(student, teacher, wrapper)
         is_kl = self.loss_of(wrapper) == "kl"
         return value * (student[..., 0].numel() / len(student)) if is_kl else value
 
 
 class DynamicLayerwiseDistiller(TeacherModelBasedDistiller):
-    """Of the teacher's layers that a layer is linked to, the nearest counts in each step."""
+    """If a layer is linked to several layers of the teacher, the nearest counts in each step."""
 
     def _projected(self, wrapper: Any, link: str, student: Any, teacher: Any, axis: int) -> Any:
         raise ConfigError(
@@ -105,9 +105,9 @@ class DynamicLayerwiseDistiller(TeacherModelBasedDistiller):
 
 
 class Adaptive1dLayerwiseDistiller(TeacherModelBasedDistiller):
-    """Where the width of a layer differs from its teacher's, a projection is trained along."""
+    """If the width of a layer differs from its teacher's, a projection is trained along."""
 
     def track_forward(self, *args: Any, **kwargs: Any) -> None:
-        """Record what the models are called with, so that projections are there before the training."""
+        """Record the models' inputs, so that projections exist before the training."""
         super().track_forward(*args, **kwargs)
         self.example_inputs = Call(args, kwargs)

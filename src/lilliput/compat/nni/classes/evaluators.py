@@ -1,4 +1,4 @@
-"""NNI's evaluators: a user's training loop, ready to be run inside ``compress()``."""
+"""NNI's evaluators: a user's training loop that runs inside ``compress()``."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from lilliput.errors import ConfigError
 
 
 class Evaluator:
-    """The base of evaluators; subclasses train a model for some steps or epochs."""
+    """Base class of evaluators; subclasses train a model for some steps or epochs."""
 
     optimizer: Any = None
     dummy_input: Any = None
-    compressors: tuple[Any, ...] = ()  # who follows the training, while it runs
-    is_looking: bool = False  # whether its steps run without changing a weight
+    compressors: tuple[Any, ...] = ()  # that follow the training while it runs
+    is_looking: bool = False  # whether its steps run without changing weights
 
     @contextmanager
     def serving(self, *compressors: Any, is_looking: bool = False) -> Iterator[None]:
-        """Name the compressors that follow what is trained meanwhile."""
+        """Set the compressors that follow the training in this context."""
         before = self.compressors, self.is_looking
         self.compressors, self.is_looking = compressors, is_looking
         try:
@@ -33,11 +33,11 @@ class Evaluator:
 
     @property
     def distillers(self) -> list[Any]:
-        """Those who follow the training and have a part in its loss."""
+        """The compressors in training that add to its loss."""
         return [x for x in self.compressors if hasattr(x, "joined_loss") and not self.is_looking]
 
     def with_teachers(self, step: Any) -> Any:
-        """Return ``step(batch, …)`` with what distillers add to its loss."""
+        """Return ``step(batch, …)`` with the distillers' terms added to its loss."""
         distillers = self.distillers
         if not distillers:
             return step
@@ -58,19 +58,19 @@ class Evaluator:
         raise NotImplementedError(f"{type(self).__name__} must override train().")
 
     def evaluate(self, model: Any) -> Any:
-        """Return what the user's evaluation returns, None if there is none."""
+        """Return the result of the user's evaluation, or None if there is none."""
         return None
 
 
 class TorchEvaluator(Evaluator):
-    """A training function in plain PyTorch, with what it needs.
+    """A training function in plain PyTorch, with its arguments.
 
     Parameters
     ----------
     training_func : callable
         ``training_func(model, optimizers, training_step, lr_schedulers, max_steps, max_epochs)``.
     optimizers : optimizer or list of one
-        Made before, by ``nni.trace(SGD)(model.parameters(), …)`` or without it.
+        Created before, by ``nni.trace(SGD)(model.parameters(), …)`` or without it.
     training_step : callable
         The criterion (v2), or ``training_step(batch, model)`` (v3).
     lr_schedulers, dummy_input, evaluating_func : optional
@@ -121,7 +121,7 @@ class TorchEvaluator(Evaluator):
 
 
 def _with_loss(result: Any, change: Callable[[Any], Any]) -> Any:
-    """Return what a training step gave with another loss: itself, its first part, or its 'loss'."""
+    """Return the result of a training step with another loss: itself, its first part, or its 'loss'."""
     if isinstance(result, Mapping):
         return {**result, "loss": change(result["loss"])}
     if isinstance(result, (tuple, list)):
@@ -130,7 +130,7 @@ def _with_loss(result: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _places(function: Callable[..., Any]) -> int:
-    """Return how many positional arguments a function takes."""
+    """Return the number of positional arguments of a function."""
     kinds = [p.kind for p in inspect.signature(function).parameters.values()]
     if inspect.Parameter.VAR_POSITIONAL in kinds:
         return 6
@@ -140,11 +140,11 @@ def _places(function: Callable[..., Any]) -> int:
 
 @contextmanager
 def without_steps(*optimizers: Any) -> Iterator[None]:
-    """Let optimizers make no step: a closure is called, and nothing is changed."""
+    """Prevent optimizers from stepping: a closure is called, but nothing is changed."""
 
     def hold(optimizer: Any) -> Callable[..., Any]:
         def step(closure: Callable[[], Any] | None = None) -> Any:
-            optimizer._opt_called = True  # what schedulers of the learning rate ask for
+            optimizer._opt_called = True  # which learning rate schedulers check
             return None if closure is None else closure()
 
         return step
@@ -163,7 +163,7 @@ def without_steps(*optimizers: Any) -> Iterator[None]:
 
 @contextmanager
 def in_evaluation(model: Any) -> Iterator[None]:
-    """Keep a model in evaluation mode, whatever its training function says."""
+    """Keep a model in evaluation mode, whatever its training function does."""
     model.eval()
     model.train = lambda mode=True: model
     try:

@@ -1,4 +1,4 @@
-"""v3's fusion: several compressors of one model, which one training serves."""
+"""v3's fusion: several compressors of one model that share one training run."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from lilliput.pruning.collecting import CollectingPruner
 
 
 class Fused(Adapted):
-    """A compressor that others on the same model may have been made before: v3's fusion.
+    """A compressor that may share its model with others created before: v3's fusion.
 
-    Masks come first and integers second, in whichever order they were made. ``compress()`` of the one
-    that was made last trains once, and all of them follow its steps.
+    Masks are applied before quantization, regardless of the order of creation. ``compress()`` of the
+    last one trains once, and all of them follow its steps.
     """
 
-    others: tuple[Any, ...] = ()  # made before, the latest first
+    others: tuple[Any, ...] = ()  # created before, the latest first
 
     @classmethod
     def from_compressor(
@@ -31,18 +31,18 @@ class Fused(Adapted):
         evaluator: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """Return a further compressor of the model that one has, with the same evaluator.
+        """Return another compressor of a compressor's model, with the same evaluator.
 
         Parameters
         ----------
         compressor : Compressor
             A pruner or quantizer of v3.
         new_config_list : list of dict
-            What the new one compresses.
+            The config list of the new one.
         *args, **kwargs
-            What the constructor takes behind the evaluator.
+            Arguments of the constructor after the evaluator.
         evaluator : Evaluator, optional
-            Needed where ``compressor`` has none.
+            Required if ``compressor`` has none.
         """
         if not isinstance(compressor, Fused):
             raise ConfigError(
@@ -61,20 +61,20 @@ class Fused(Adapted):
 
     @property
     def fused_compressors(self) -> list[Any]:
-        """All compressors of the model: this one, and those that were made before it."""
+        """All compressors of the model: this one, and those created before it."""
         return [self, *self.others]
 
     def train_together(self, max_steps: int | None, max_epochs: int | None) -> None:
-        """Attach all compressors, train once while they follow, and finish what each has begun."""
+        """Attach all compressors, train once while they follow, and finish each of them."""
         if self.evaluator is None:
             raise StageError(
-                f"{type(self).__name__}: compress() trains, which takes an evaluator; give one to the "
+                f"{type(self).__name__}: compress() trains, which requires an evaluator; pass one to the "
                 "constructor, or evaluator= to from_compressor()."
             )
         if max_steps is None and max_epochs is None:
             raise ConfigError(
                 f"{type(self).__name__}: compress() received neither max_steps nor max_epochs; expected "
-                "one of them, how long to train."
+                "one of them, the length of the training."
             )
         self.attach_all()
         with training_mode(self.bound_model), self.evaluator.serving(*self.fused_compressors):
@@ -83,7 +83,7 @@ class Fused(Adapted):
             compressor.finish_training(max_steps, max_epochs)
 
     def attach_all(self) -> None:
-        """Apply every compressor, in the order in which they were made."""
+        """Attach every compressor, in the order of creation."""
         for compressor in reversed(self.fused_compressors):
             if compressor.optimizer is None and self.evaluator is not None:
                 compressor.bind_optimizer(self.evaluator.optimizer)
@@ -91,16 +91,16 @@ class Fused(Adapted):
                 compressor.attach()
 
     def finish_training(self, max_steps: int | None, max_epochs: int | None) -> None:
-        """Do what is left when the training has come to its end."""
+        """Finish after the end of the training."""
         if isinstance(self, CollectingPruner):
             self.finish_collecting()
 
     def needs_training(self) -> bool:
-        """Whether this one has something to do in training."""
+        """Whether this compressor takes part in training."""
         return isinstance(self, CollectingPruner) and not self.masker.is_ready()
 
     def get_masks(self) -> dict[str, dict[str, Any]]:
-        """Return the masks of every pruner on the model, as ``{layer: {'weight': mask}}``."""
+        """Return the masks of all pruners of the model, as ``{layer: {'weight': mask}}``."""
         found: dict[str, dict[str, Any]] = {}
         for compressor in reversed(self.fused_compressors):
             for name, masks in Adapted.get_masks(compressor).items():
@@ -108,12 +108,12 @@ class Fused(Adapted):
         return found
 
     def track_forward(self, *args: Any, **kwargs: Any) -> None:
-        """Call the model once; v3 learned shapes by it, which are known here."""
+        """Call the model once; v3 determined shapes by that, which are known here."""
         with torch.no_grad():
             self.bound_model(*args, **kwargs)
 
     def unwrap_model(self) -> Any:
-        """Leave the model as a plain one, pruned weights are zeros."""
+        """Turn the model into a plain one; pruned weights are zeros."""
         for compressor in self.fused_compressors:
             compressor._unwrap_model()
         return self.bound_model
@@ -126,14 +126,14 @@ class Fused(Adapted):
 
 
 def _further_parameters(cls: type[Adapted]) -> list[str]:
-    """Return what a constructor takes behind the evaluator, by position."""
+    """Return the constructor's positional arguments after the evaluator."""
     first = next(iter(cls.forms), None)
     known = ("model", "config_list", "evaluator", "existed_wrappers")
     return [] if first is None else [name for name in first.parameters if name not in known]
 
 
 def _together(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """Return the masks of two pruners of one layer: what either removes is gone."""
+    """Return the combined masks of two pruners of one layer."""
     return {
         key: one[key] * other[key] if key in one and key in other else one.get(key, other.get(key))
         for key in {**one, **other}

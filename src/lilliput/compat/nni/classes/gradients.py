@@ -1,4 +1,4 @@
-"""``quant_backward`` with the seven arguments of NNI 2.x, beside the three of its documents."""
+"""``quant_backward`` with the seven arguments of NNI 2.x, besides the documented three."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _COUNT = 7  # tensor, grad_output, quant_type, scale, zero_point, qmin, qmax
 
 
 def wants_grid(rule: type[QuantGrad] | None) -> bool:
-    """Whether an author's ``quant_backward`` takes scale, zero point and the ends of the grid."""
+    """Whether an author's ``quant_backward`` takes scale, zero point and the bounds of the grid."""
     if rule is None or rule.quant_backward is QuantGrad.quant_backward:
         return False
     return len(inspect.signature(rule.quant_backward).parameters) == _COUNT
@@ -22,7 +22,7 @@ def wants_grid(rule: type[QuantGrad] | None) -> bool:
 def with_grid(
     rule: type[QuantGrad], quantizer: Any, wrapper: Any, quant_type: QuantType
 ) -> type[QuantGrad]:
-    """Return the rule as one of three arguments, for one quantizer of one layer."""
+    """Return the rule with three arguments, for one quantizer of one layer."""
 
     class WithGrid(QuantGrad):
         @staticmethod
@@ -34,7 +34,7 @@ def with_grid(
 
 
 def _grid(quantizer: Any, wrapper: Any, quant_type: QuantType, tensor: Any) -> tuple[Any, ...]:
-    """Return scale, zero point, smallest and largest integer, as NNI looked them up."""
+    """Return scale, zero point, smallest and largest integer, as in NNI."""
     known = quantizer.qparams(wrapper, quant_type)
     if known is not None:
         ends = (known.grid.low, known.grid.high)

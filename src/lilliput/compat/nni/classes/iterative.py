@@ -17,11 +17,11 @@ _RENAMED = {"training_steps": "training_batches", "traced_optimizer": "optimizer
 class IterativePruner(CutsInTheEnd, ScheduledPruner):
     """Prune a little more in each of ``total_iteration + 1`` iterations, and fine-tune after each.
 
-    The first iteration has a sparsity of zero. With ``speedup``, what is masked is cut out in the last
-    one, before it is fine-tuned.
+    The first iteration has a sparsity of zero. With ``speedup``, masked channels are cut out in the last
+    one, before fine-tuning.
     """
 
-    collects_by: Any = None  # the evaluator or trainer that shows batches to the criterion
+    collects_by: Any = None  # the evaluator or trainer that runs batches for the criterion
 
     def _translated(self, given: dict[str, Any]) -> dict[str, Any]:
         evaluator = given.get("evaluator")
@@ -29,7 +29,7 @@ class IterativePruner(CutsInTheEnd, ScheduledPruner):
         params = given.pop("pruning_params", None) or {}
         params = {_RENAMED.get(key, key): value for key, value in dict(params).items()}
         if evaluator is not None and not hasattr(evaluator, "train"):
-            given["evaluator"] = None  # before 2.9 a function that scores, which is never called
+            given["evaluator"] = None  # before 2.9 a scoring function, which is never called
         self.collects_by = params.pop("evaluator", None) or params.pop("trainer", None)
         self.criterion = params.pop("criterion", None)
         criterion = self.criterion
@@ -58,7 +58,7 @@ class IterativePruner(CutsInTheEnd, ScheduledPruner):
             )
 
     def compress(self, *args: Any, **kwargs: Any) -> Any:
-        """Run all iterations; return the model and its masks, none if they are cut out."""
+        """Run all iterations; return the model and its masks, which are empty if they are cut out."""
         self.attach(*args, **kwargs)
         for iteration in range(self.iterations + 1 if self.iterations else 0):
             self.update_epoch(iteration)
@@ -71,14 +71,14 @@ class IterativePruner(CutsInTheEnd, ScheduledPruner):
         return self.bound_model, self.get_masks()
 
     def _show_batches(self) -> None:
-        """Train until the criterion has seen its batches, if it looks at any."""
+        """Train until the criterion has seen its batches, if it needs any."""
         asked = any(self.target_sparsity(w, self.now_epoch) > 0 for w in self.get_modules_wrapper())
         if not asked or not isinstance(self.masker, CollectingMasker) or self.masker.is_ready():
             return
         trainer = self.collects_by or self.evaluator
         if trainer is None:
             raise StageError(
-                f"{type(self).__name__}: its criterion looks at batches; give pruning_params={{'evaluator': "
+                f"{type(self).__name__}: its criterion needs batches; pass pruning_params={{'evaluator': "
                 "evaluator, 'training_steps': 20}}."
             )
         if hasattr(trainer, "train"):

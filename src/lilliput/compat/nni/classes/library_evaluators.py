@@ -1,4 +1,4 @@
-"""The evaluators around the trainers of Lightning and transformers, which make their own optimizers."""
+"""Evaluators for the trainers of Lightning and transformers, which create their own optimizers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from lilliput.integrations.following import Following, torch_optimizer
 
 
 class _Steps(Following):
-    """Compressors that follow each step; their epochs are not those of the library."""
+    """Compressors that follow each step, but not the library's epochs."""
 
     def start(self, epoch: int, step: int) -> None:
-        """Leave the schedules to the pruner whose ``compress()`` is running."""
+        """Do nothing: the pruner whose ``compress()`` is running moves the schedules."""
 
 
 class _Held:
-    """A part of a callback: optimizers that make no step until the training ends."""
+    """Part of a callback: optimizers that make no step until the training ends."""
 
     def __init__(self, optimizers: Sequence[Any]) -> None:
         self._stack = ExitStack()
@@ -37,18 +37,18 @@ class LightningEvaluator(Evaluator):
     Parameters
     ----------
     trainer : Trainer
-        Made by ``nni.trace(Trainer)(...)``: it is made anew for each run, with that run's steps or epochs.
+        Created by ``nni.trace(Trainer)(...)``: it is recreated for each run, with that run's steps or epochs.
     data_module : LightningDataModule
         The data.
     dummy_input : optional
-        What the model is called with.
+        Inputs of the model.
     """
 
     def __init__(self, trainer: Any, data_module: Any, dummy_input: Any = None) -> None:
         if not hasattr(trainer, "trace_symbol"):
             raise ConfigError(
                 f"LightningEvaluator: received a plain {type(trainer).__name__}, expected one that can be "
-                "made again: nni.trace(Trainer)(...)."
+                "recreated: nni.trace(Trainer)(...)."
             )
         self.trainer, self.data_module, self.dummy_input = trainer, data_module, dummy_input
 
@@ -66,7 +66,7 @@ class LightningEvaluator(Evaluator):
             self._made(**limits).fit(model, datamodule=self.data_module)
 
     def evaluate(self, model: Any) -> Any:
-        """Validate the model; return the metric ``default`` where one is logged, else all."""
+        """Validate the model; return the metric ``default`` if it is logged, otherwise all."""
         if not _defines(model, "validation_step"):
             return None
         found = self._made().validate(model, datamodule=self.data_module, verbose=False)
@@ -84,18 +84,18 @@ class LightningEvaluator(Evaluator):
 
 
 def _following(compressors: Sequence[Any]) -> Any:
-    """Return a callback of Lightning with which compressors follow the steps."""
+    """Return a Lightning callback with which compressors follow the steps."""
     callback = import_module("lilliput.integrations.lightning").CompressionCallback(*compressors)
     callback.following = _Steps(compressors)
     return callback
 
 
 def _holding() -> Any:
-    """Return a callback of Lightning under which optimizers make no step."""
+    """Return a Lightning callback that prevents optimizers from stepping."""
     base = import_module("lilliput.integrations.lightning").CompressionCallback.__base__
 
     class Hold(base):  # type: ignore[misc, valid-type]
-        held = _Held([])  # until the fit begins
+        held = _Held([])  # until the fit starts
 
         def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
             self.held = _Held(trainer.optimizers)
@@ -115,9 +115,9 @@ class TransformersEvaluator(Evaluator):
     Parameters
     ----------
     trainer : Trainer
-        Made by ``nni.trace(Trainer)(...)``, or without it.
+        Created by ``nni.trace(Trainer)(...)``, or without it.
     dummy_input : optional
-        What the model is called with.
+        Inputs of the model.
     """
 
     def __init__(self, trainer: Any, dummy_input: Any = None) -> None:
@@ -131,7 +131,7 @@ class TransformersEvaluator(Evaluator):
     def train(
         self, model: Any, max_steps: int | None = None, max_epochs: int | None = None
     ) -> None:
-        """Train the model, with the compressors in a callback; the Trainer is as before afterwards."""
+        """Train the model with the compressors in a callback; the Trainer is restored afterwards."""
         trainer, args = self.trainer, self.trainer.args
         before = (trainer.optimizer, trainer.lr_scheduler, args.max_steps, args.num_train_epochs)
         trainer.model = trainer.model_wrapped = model
@@ -149,14 +149,14 @@ class TransformersEvaluator(Evaluator):
             trainer.optimizer, trainer.lr_scheduler, args.max_steps, args.num_train_epochs = before
 
     def _joined(self) -> dict[str, Any]:
-        """Return the Trainer's loss with what distillers add; its batch is the second argument."""
+        """Return the Trainer's loss with the distillers' terms; its batch is the second argument."""
         compute = self.trainer.compute_loss
         step = self.with_teachers(lambda batch, model, **more: compute(model, batch, **more))
         joined = {"compute_loss": lambda model, batch, **more: step(batch, model, **more)}
         return joined if self.distillers else {}
 
     def evaluate(self, model: Any) -> Any:
-        """Evaluate the model; return the metric ``default`` where there is one, else all."""
+        """Evaluate the model; return the metric ``default`` if there is one, otherwise all."""
         if getattr(self.trainer, "eval_dataset", None) is None:
             return None
         self.trainer.model = self.trainer.model_wrapped = model
@@ -168,7 +168,7 @@ def _trainer_callback(compressors: Sequence[Any], is_looking: bool) -> Any:
     transformers = import_module("transformers")
 
     class Follow(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
-        held = _Held([])  # until the training begins
+        held = _Held([])  # until the training starts
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             optimizer = torch_optimizer(kwargs["optimizer"])
@@ -184,7 +184,7 @@ def _trainer_callback(compressors: Sequence[Any], is_looking: bool) -> Any:
 
 @contextmanager
 def _replaced(holder: Any, methods: dict[str, Any]) -> Iterator[None]:
-    """Give an object other methods for a while."""
+    """Replace methods of an object temporarily."""
     before = {name: vars(holder)[name] for name in methods if name in vars(holder)}
     vars(holder).update(methods)
     try:
@@ -197,7 +197,7 @@ def _replaced(holder: Any, methods: dict[str, Any]) -> Iterator[None]:
 
 @contextmanager
 def _looking(model: Any) -> Iterator[None]:
-    """Run a model in evaluation mode in a library's training loop, which would remark on it."""
+    """Run a model in evaluation mode in a library's training loop, which would warn about it."""
     with in_evaluation(model), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*in eval mode at the start of training.*")
         yield

@@ -1,4 +1,4 @@
-"""NNI's ``LotteryTicketPruner``: rounds that the user starts (v1), or that run in ``compress()`` (v2)."""
+"""NNI's ``LotteryTicketPruner``: rounds started by the user (v1), or run in ``compress()`` (v2)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class RoundsByHand(AdaptedPruner, LotteryTicketPruner):
         return range(self.rounds + 1)
 
     def prune_iteration_start(self) -> None:
-        """Prune by what the last round has trained, and set weights and learning rate back."""
+        """Prune by the weights that the last round has trained, and rewind weights and learning rate."""
         self._round += 1
         self.update_epoch(self._round)
         if self._round and self.reset_weights and self.lr_scheduler is not None:

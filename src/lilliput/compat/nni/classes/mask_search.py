@@ -1,8 +1,8 @@
-"""Sparsities for layers by masks, as a task for the strategies of :mod:`lilliput.search`.
+"""Search sparsities of layers by masks, as a task for the strategies of :mod:`lilliput.search`.
 
-NNI's search pruners count weights that are masked, layer by layer, and need no inputs of the model. So a
-decision is the sparsity of one layer, a budget is how many weights a rule leaves, and a trial prunes the
-model in place, fine-tunes it if the program says so, evaluates it and puts it back.
+NNI's search pruners count masked weights, layer by layer, and need no inputs of the model. So a
+decision is the sparsity of one layer, a budget is the number of weights that a rule keeps, and a trial prunes
+the model in place, fine-tunes it if requested, evaluates it and restores it.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class MaskSpace:
     layers : list of LayerInfo
         The selected layers, each with the settings of its rule.
     rules : list of int
-        Which rule took each of them.
+        The rule that selected each of them.
     is_shared : bool
-        Whether a plain ``sparsity`` is that of all layers of a rule together, as in 1.x; from 2.5 on it is
-        that of each layer, and ``total_sparsity`` is the one to distribute.
+        Whether a plain ``sparsity`` is that of all layers of a rule together, as in 1.x; since 2.5 it is
+        that of each layer, and ``total_sparsity`` is distributed.
     units : list of int
-        How many weights or channels of each layer can be removed, one by one.
+        The number of weights or channels of each layer that can be removed.
     """
 
     layers: list[LayerInfo]
@@ -59,11 +59,11 @@ class MaskSpace:
 
     @property
     def sizes(self) -> list[int]:
-        """How many alternatives each decision has."""
+        """The number of alternatives of each decision."""
         return [len(decision.choices) for decision in self.decisions]
 
     def target(self, layer: LayerInfo) -> float | None:
-        """Return the share that the rule of a layer removes from all its layers, None if from each."""
+        """Return the share that a layer's rule removes from all its layers together, None if from each."""
         found = layer.config.get("total_sparsity")
         return layer.config.get("sparsity") if found is None and self.is_shared else found
 
@@ -72,7 +72,8 @@ class MaskSpace:
         if target is None:
             return [float(layer.config["sparsity"])]
         most = layer.config.get("max_sparsity_per_layer") or 1.0
-        # With the target itself, and the next whole unit above it: all layers alike keep the budget.
+        # Include the target and the next whole unit above it, so that uniform sparsities meet the
+        # budget.
         listed = {*_GRID, target, math.ceil(round(target * units, 6)) / units}
         return sorted(x for x in listed if x <= most and x < 1)
 
@@ -90,7 +91,7 @@ class MaskSpace:
         return [self.target(layer) or 0.0 for layer in self.layers]
 
     def config_list(self, choice: Sequence[int]) -> Rules:
-        """Return a rule for each layer, also of those that lose nothing."""
+        """Return a rule for each layer, including those that lose nothing."""
         found = []
         for layer, decision, index in zip(self.layers, self.decisions, choice, strict=True):
             kept = {k: v for k, v in layer.config.items() if k not in _OF_SEARCH}
@@ -99,16 +100,16 @@ class MaskSpace:
 
 
 class MaskTask(Task):
-    """What strategies work with: budgets of weights, scores by the weights, trials by the program.
+    """The interface for strategies: budgets of weights, scores from weights, trials by the program.
 
     Parameters
     ----------
     space : MaskSpace
-        What can be chosen.
+        The possible choices.
     left, lost : list of array
-        For each layer and alternative, how many weights are left, and what share of the squares is lost.
+        For each layer and alternative, how many weights are kept, and what share of the squares is lost.
     baseline : callable
-        Returns the metric of the model as it is, without arguments.
+        Returns the metric of the unpruned model.
     metric_of : callable
         Returns the metric of a choice.
     trials, seed : int
@@ -145,7 +146,7 @@ class MaskTask(Task):
 
     @cached_property
     def baseline(self) -> float:
-        """The metric of the model as it is."""
+        """The metric of the unpruned model."""
         return self.metric_before()
 
     @cached_property
@@ -155,19 +156,19 @@ class MaskTask(Task):
 
     @cached_property
     def whole(self) -> dict[str, float]:
-        """How many weights the layers of each rule have."""
+        """The number of weights in the layers of each rule."""
         return self.all_of
 
     @cached_property
     def costs(self) -> dict[str, list[Term]]:
-        """How many weights are left."""
+        """The number of weights that are kept."""
         return {
             name: [Term((i,), self.left_of[i]) for i in numbers]
             for name, numbers in self.by_rule.items()
         }
 
     def best(self) -> Trial:
-        """Return the best trial that keeps the budgets."""
+        """Return the best trial that meets the budgets."""
         kept = [trial for trial in self.tried.values() if self.keeps(trial.costs)]
         return max(kept, key=lambda trial: trial.metric)
 
@@ -180,7 +181,7 @@ class MaskTask(Task):
 
 
 class _Notes(dict[str, Any]):
-    """A journal that is kept in memory, as the weights that a program fine-tunes are."""
+    """A journal in memory, like the weights that a program fine-tunes."""
 
     note = dict.__setitem__
 
@@ -188,14 +189,14 @@ class _Notes(dict[str, Any]):
 def measured_masks(
     space: MaskSpace, masks_of: Callable[[Rules], Mapping[str, tuple[float, float]]]
 ) -> tuple[list[Array], list[Array]]:
-    """Return what each alternative leaves of each layer, and what it loses, as a base algorithm decides it.
+    """Return how much of each layer each alternative keeps and loses, according to a base algorithm.
 
     Parameters
     ----------
     space : MaskSpace
-        What can be chosen.
+        The possible choices.
     masks_of : callable
-        For rules, the weights that are left of each layer that they name, and the share of squares lost.
+        For rules, the kept weights of each layer that they name, and the share of squares lost.
     """
     left = [
         np.full(n, float(math.prod(x.shape)))

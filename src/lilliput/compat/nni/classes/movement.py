@@ -1,4 +1,4 @@
-"""NNI's ``MovementPruner``: it trains inside ``compress()``, with the evaluator or trainer it was given."""
+"""NNI's ``MovementPruner``: it trains inside ``compress()``, with the given evaluator or trainer."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from lilliput.compat.nni.classes.third import ThirdStackPruner
 from lilliput.compat.nni.config.target_rules import Target
 from lilliput.errors import ConfigError
 
-_SCORE_RATE = 1e-2  # the learning rate of NNI's scores, which an Adam of its own trained
+_SCORE_RATE = 1e-2  # the learning rate of NNI's scores, which had their own Adam
 _OWN = ("warm_up_step", "cool_down_beginning_step", "movement_mode", "regular_scale")
 _RENAMED = {"warmup_step": "warm_up_step", "cooldown_begin_step": "cool_down_beginning_step"}
 
 
 class MovementForm(SecondStackPruner):
-    """v2's movement pruner: ``training_epochs`` or ``training_steps`` say how long to train."""
+    """v2's movement pruner: ``training_epochs`` or ``training_steps`` set the length of the training."""
 
     trains_for: tuple[int | None, int | None] = (None, None)
 
@@ -36,13 +36,13 @@ class MovementForm(SecondStackPruner):
         return {**translated, **own, "score_scale": scale}
 
     def _check_masks(self, wrapper: Any, answer: Any) -> dict[str, Any]:
-        """Leave biases alone: their weights may come back."""
+        """Do not mask biases, because their weights may become nonzero again."""
         return AdaptedPruner._check_masks(self, wrapper, answer)
 
     def follow_targets(self, targets: Sequence[Target | None]) -> None:
-        """Refuse what only rankings can follow."""
+        """Raise for targets that require a ranking."""
         raise ConfigError(
-            "MovementPruner: rules hold 'sparse_ratio' or 'sparse_threshold' for the weights of each layer; "
+            "MovementPruner: rules have 'sparse_ratio' or 'sparse_threshold' for the weights of each layer; "
             "groups, other targets and granularities are not available."
         )
 
@@ -78,15 +78,15 @@ class ThirdStackMovement(MovementForm, ThirdStackPruner):
 
 
 def _by_threshold(rules: Any) -> tuple[Any, bool]:
-    """Return rules whose thresholds are called sparsity, and whether there are any."""
+    """Return rules with thresholds renamed to sparsity, and whether there are any."""
     if not isinstance(rules, (list, tuple)):
         return rules, False
     chosen = [r for r in rules if isinstance(r, Mapping) and not r.get("exclude")]
     soft = [rule for rule in chosen if rule.get("sparse_threshold") is not None]
     if soft and len(soft) < len(chosen):
         raise ConfigError(
-            "MovementPruner: received rules with 'sparse_threshold' and others with 'sparse_ratio'; make one "
-            "pruner for each."
+            "MovementPruner: received rules with 'sparse_threshold' and others with 'sparse_ratio'; create "
+            "one pruner for each."
         )
     if not soft:
         return rules, False
@@ -100,7 +100,7 @@ def _by_threshold(rules: Any) -> tuple[Any, bool]:
 
 
 def _score_scale(optimizer: Any) -> float:
-    """Return by how much faster scores have to move to go at the rate that NNI gave them."""
+    """Return the factor by which scores must move faster to match NNI's learning rate."""
     groups = getattr(optimizer, "param_groups", None)
     is_adam = "Adam" in type(optimizer).__name__
     rates = [group["lr"] for group in groups or () if group.get("lr")]

@@ -1,4 +1,4 @@
-"""v2's ``ObserverQuantizer``: what the model is run on before ``compress()`` calibrates it."""
+"""v2's ``ObserverQuantizer``: calls of the model before ``compress()`` calibrate it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lilliput.torch import PTQQuantizer
 
 
 class ObservingQuantizer(AdaptedQuantizer, PTQQuantizer):
-    """Watch the calls of the model from construction on; ``compress()`` finds the ranges and quantizes.
+    """Record the calls of the model from construction on; ``compress()`` finds the ranges and quantizes.
 
     Activations are quantized at the layers themselves, as they were in NNI.
     """
@@ -28,7 +28,7 @@ class ObservingQuantizer(AdaptedQuantizer, PTQQuantizer):
         self._inputs.append(tree_map(_detached, (args, kwargs)))
 
     def compress(self, model: Any = None) -> Any:
-        """Quantize the model, by what it has been run on."""
+        """Quantize the model, calibrated by the recorded calls."""
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
@@ -39,7 +39,7 @@ class ObservingQuantizer(AdaptedQuantizer, PTQQuantizer):
         return compressed
 
     def _place_by(self, batch: Any, forward: Any) -> None:
-        """Leave activations where the rules ask for them."""
+        """Quantize activations at the layers that the rules select."""
 
 
 def _detached(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Names that a compressor had in NNI, so that code written for it runs; new code needs none of them."""
+"""Names of compressor methods in NNI, so that code written for it runs; new code needs none of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CONFIG_TYPES = (list, tuple, Mapping, Rule, str, os.PathLike)
 
 
 class OlderNames(Compressor):
-    """What a compressor offers under older names; the first argument may be the config list, as in 2019."""
+    """Older names of a compressor's methods; the first argument may be the config list, as in 2019."""
 
     def __init__(
         self, model: Any = None, config_list: Any = None, *args: Any, **kwargs: Any
@@ -30,7 +30,7 @@ class OlderNames(Compressor):
         super().__init__(model, config_list, *args, **kwargs)
 
     def __call__(self, model: Any = None) -> Any:
-        """Compress ``model``, the 2019 way of writing ``compress()``."""
+        """Compress ``model``; the form of ``compress()`` in 2019."""
         return self.compress(model)
 
     @property
@@ -39,18 +39,18 @@ class OlderNames(Compressor):
         return list(self.get_modules_wrapper())
 
     def get_modules_to_compress(self) -> list[tuple[LayerInfo, dict[str, Any]]]:
-        """Return the selected layers, each with the rule that took it."""
+        """Return the selected layers, each with its rule."""
         return [(layer, layer.config) for layer in self.selection.chosen]
 
     def select_config(self, layer: Any) -> dict[str, Any] | None:
-        """Return the rule that takes a layer, None if it is left alone."""
+        """Return the rule that selects a layer, or None."""
         return next((x.config for x in self.selection.chosen if x.name == layer.name), None)
 
     def load_configure(self, path: str | os.PathLike[str]) -> None:
         """Append the rules of a YAML or JSON file to the config list; call it before binding.
 
         A section may be for one framework (``tfAGPruner:``). Whether that is the framework of the
-        model shows when a model is bound.
+        model is checked when a model is bound.
         """
         if self._wrappers is not None:
             raise StageError("load_configure() came after a model was bound; call it before.")
@@ -71,7 +71,7 @@ class OlderNames(Compressor):
             )
 
     def reset(self, checkpoint: Mapping[str, Any] | None = None) -> None:
-        """Unwrap the model, load a state dict of the plain model if given, and start anew."""
+        """Unwrap the model, load a state dict of the plain model if given, and start over."""
         if checkpoint is not None:
             self._check_state_dict()
         was_wrapped = self.is_wrapped
@@ -80,7 +80,7 @@ class OlderNames(Compressor):
             self.bound_model.load_state_dict(checkpoint)
         self._wrappers = None
         for name in self.tracked:
-            vars(self).pop(name, None)  # back to the value of the class
+            vars(self).pop(name, None)  # restores the class attribute
         self._bind()
         if was_wrapped:
             self._prepare()
@@ -95,7 +95,7 @@ class OlderNames(Compressor):
         self.bound_model.load_state_dict(model_state)
 
     def compress_default_graph(self) -> None:
-        """Refuse what compressed TensorFlow's default graph in 2019."""
+        """Raise: it compressed TensorFlow's default graph in 2019."""
         raise UnsupportedModelError(
             "TensorFlow has no default graph any more; build the model with Keras 3 and compress "
             f"that: {type(self).__name__}(config_list)(model)."
@@ -105,7 +105,7 @@ class OlderNames(Compressor):
         # On the torch backend a Keras model does have one, with names that only Keras understands.
         if backend_of(self.bound_model).name == "keras":
             raise UnsupportedModelError(
-                "a Keras model has no state dict; give its weights to the model itself, before it is "
+                "a Keras model has no state dict; load its weights into the model itself, before it is "
                 "compressed: model.load_weights(path) or model.set_weights(arrays)."
             )
 
@@ -124,7 +124,7 @@ class OlderNames(Compressor):
 
 @cache
 def with_older_names(cls: Any) -> Any:
-    """Return a compressor that has them, anything else as it is."""
+    """Return a compressor with the older names; anything else unchanged."""
     if not (isinstance(cls, type) and issubclass(cls, Compressor)):
         return cls
     members = {"__module__": cls.__module__, "__doc__": cls.__doc__, "adapts": cls}

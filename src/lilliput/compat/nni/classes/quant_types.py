@@ -9,7 +9,7 @@ from lilliput.config import layer
 
 
 class _Members(type):
-    """Leads to the members of today's enum, by either name."""
+    """Maps either name to the members of the current enum."""
 
     def __getattr__(cls, name: str) -> layer.QuantType:
         member = layer.QuantType.__members__.get(name.removeprefix("QUANT_"))
@@ -34,7 +34,7 @@ class _Members(type):
 
 
 class QuantType(metaclass=_Members):
-    """Which tensor of a layer a quantizer is looking at.
+    """Which tensor of a layer is quantized.
 
     Examples
     --------

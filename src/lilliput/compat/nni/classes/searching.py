@@ -41,11 +41,11 @@ class SecondStage(SecondStackPruner, OneShotPruner):
 
 
 class Searching(AdaptedPruner, OneShotPruner):
-    """Search first: each trial prunes the model in place, and puts it back."""
+    """Search first: each trial prunes the model in place, and restores it."""
 
     stage_type: type[Any] = FirstStage
     is_shared = True  # a plain sparsity is that of all layers together
-    goes_on = False  # whether a trial starts with the weights that a milder one has trained
+    goes_on = False  # whether a trial starts from the weights trained by a milder one
     scorer: Any = None
     tuner: Any = None
     sign = 1.0
@@ -56,7 +56,7 @@ class Searching(AdaptedPruner, OneShotPruner):
     # -- the constructor ---------------------------------------------------------------------------------
 
     def _is_of_today(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        return False  # today it is a strategy of Search
+        return False  # now a strategy of Search
 
     def _translated(self, given: dict[str, Any]) -> dict[str, Any]:
         title = type(self).__name__
@@ -73,7 +73,7 @@ class Searching(AdaptedPruner, OneShotPruner):
         self.folder = given.pop("experiment_data_dir", None)
         self.scorer = given.pop("evaluator", None)
         if self.scorer is None:
-            raise ConfigError(f"{title}: evaluator is missing: a function of the model.")
+            raise ConfigError(f"{title}: evaluator is missing; expected a function of the model.")
         self.tuner = given.pop("short_term_fine_tuner", None) or given.pop("finetuner", None)
         translated = super()._translated(given)
         if hasattr(self.scorer, "train") and not isinstance(self.scorer, Unknown):
@@ -83,14 +83,14 @@ class Searching(AdaptedPruner, OneShotPruner):
     # -- the search --------------------------------------------------------------------------------------
 
     def compress(self, model: Any = None) -> Any:
-        """Search, prune the model by what was found, and return it."""
+        """Search, prune the model by the result, and return it."""
         self._take(model)
         if self.found is None:
             self.find()
         return self.attach()
 
     def find(self) -> None:
-        """Search; the model is as it was, or has the weights that the best trial has trained."""
+        """Search; the model is unchanged, or has the weights that the best trial has trained."""
         require("scipy", f"{type(self).__name__} needs pip install 'lilliput[search]'")
         if self._wrappers is None:
             self._bind()
@@ -120,7 +120,7 @@ class Searching(AdaptedPruner, OneShotPruner):
 
     @property
     def score(self) -> float:
-        """What the evaluator said of the best trial."""
+        """The evaluator's score of the best trial."""
         return math.nan if self.found is None else self.sign * self.found.metric
 
     @property
@@ -157,7 +157,7 @@ class Searching(AdaptedPruner, OneShotPruner):
 
     @contextmanager
     def _pruned(self, rules: Rules, then: Callable[[Any], Any] = lambda _: None) -> Iterator[Any]:
-        """Prune for as long as the context lasts; ``then`` gets what the model has become."""
+        """Prune within the context; ``then`` receives the state of the model."""
         model, remember = self.bound_model, self._backend.remember
         before, stage = remember(model), None
         try:
@@ -175,7 +175,7 @@ class Searching(AdaptedPruner, OneShotPruner):
             before.restore()
 
     def _tried(self, choice: Choice) -> float:
-        """Prune, fine-tune where the program does, and return the metric."""
+        """Prune, fine-tune if requested, and return the metric."""
         milder = [x for x in self._kept if all(a <= b for a, b in zip(x, choice, strict=True))]
         parent = max(milder, key=sum) if self.goes_on and milder else None
         before = self._backend.remember(self.bound_model)
@@ -193,7 +193,7 @@ class Searching(AdaptedPruner, OneShotPruner):
         return metric
 
     def _keep(self, choice: Choice, parent: Choice | None, metric: float, trained: Any) -> None:
-        """Keep the weights of the best trial of a round, and those that its trials begin with."""
+        """Keep the weights of the best trial of a round, and those that its trials start from."""
         best = next((x for x, (p, _, _) in self._kept.items() if p == parent), None)
         if best is not None and metric <= self._kept[best][1]:
             return
@@ -220,7 +220,7 @@ class Searching(AdaptedPruner, OneShotPruner):
         return found[0] if isinstance(found, (tuple, list)) and found else found
 
     def _write(self, task: MaskTask) -> None:
-        """Write what was found and tried, if the program names a folder for it."""
+        """Write the result and all trials, if the program specifies a folder."""
         if self.folder in _HERE:
             return
         place: Path = make_folder(self.folder)
@@ -234,7 +234,7 @@ class Searching(AdaptedPruner, OneShotPruner):
 
 
 class NetAdaptForm(Searching):
-    """Prune the layer that hurts least a little more, round by round, with a short fine-tuning after each."""
+    """Prune the least sensitive layer a little more, round by round, with a short fine-tuning after each."""
 
     goes_on = True
     saving: Any = 0.05
@@ -256,7 +256,7 @@ class NetAdaptForm(Searching):
 
 
 class AnnealingForm(Searching):
-    """Change sparsities at random, ever less, and keep the best."""
+    """Change sparsities at random, by decreasing amounts, and keep the best."""
 
     temperatures: tuple[Any, Any, Any, Any] = (100, 20, 0.9, 0.35)
 
@@ -278,21 +278,21 @@ class AnnealingForm(Searching):
     def _trials(self) -> int:
         hottest, coldest, cooling, _ = self.temperatures
         steps = math.ceil(math.log(coldest / hottest) / math.log(cooling)) if cooling < 1 else 0
-        return max(steps, 0) + 2  # and the two that it begins with
+        return max(steps, 0) + 2  # plus the two initial ones
 
     def _search(self, task: MaskTask) -> Trial:
         alike = self.space.alike()
         if task.keeps(task.measure(alike)):
-            task.trial(alike)  # so that what is found is never worse
+            task.trial(alike)  # so that the result is never worse
         annealing.search(task, *self.temperatures)
         return task.best()
 
     def compress(self, model: Any = None, return_config_list: bool = False) -> Any:
-        """As in :class:`Searching`; or return the config list alone, and leave the model as it is."""
+        """As in :class:`Searching`; or return only the config list, without changing the model."""
         return self.find_rules() if return_config_list else super().compress(model)
 
     def find_rules(self) -> Rules:
-        """Search, and return the config list; the model is as it was."""
+        """Search, and return the config list; the model is not changed."""
         before = self._backend.remember(self.bound_model)
         self.find()
         before.restore()
@@ -310,7 +310,7 @@ class SecondAnnealingForm(AnnealingForm, CutsInTheEnd):
         return super()._translated(given)
 
     def compress(self, model: Any = None) -> Any:  # type: ignore[override]
-        """Search, prune, and return the model and its masks; none if they are cut out."""
+        """Search, prune, and return the model and its masks, which are empty if they are cut out."""
         AnnealingForm.compress(self, model)
         if self.cuts and self.is_wrapped:
             self._cut_out()
@@ -322,13 +322,13 @@ class SecondAnnealingForm(AnnealingForm, CutsInTheEnd):
 
 
 def base_masker(title: str, name: Any) -> Any:
-    """Return the criterion of a base algorithm; of a program that is only read, any."""
+    """Return the criterion of a base algorithm; any, if a program is only read."""
     if isinstance(name, Unknown):
         name = "level"
     if name not in BASES:
         raise ConfigError(
-            f"{title}: received {name!r} as the algorithm that prunes, expected one that looks at nothing "
-            f"but weights: {', '.join(BASES)}.{nearest(name, BASES)}"
+            f"{title}: received {name!r} as the algorithm that prunes, expected one that uses only "
+            f"weights: {', '.join(BASES)}.{nearest(name, BASES)}"
         )
     return pruners.get(name).masker_type
 
@@ -350,7 +350,7 @@ def _check_number(title: str, name: str, value: Any, least: float, most: float) 
 
 @contextmanager
 def _as_before(evaluator: Any) -> Iterator[None]:
-    """Put the optimizer of an evaluator and its schedulers back: every trial begins alike."""
+    """Restore the optimizer of an evaluator and its schedulers, so that all trials start equally."""
     listed = getattr(evaluator, "lr_schedulers", None)
     schedulers = list(listed) if isinstance(listed, (list, tuple)) else [listed]
     parts = [x for x in (evaluator.optimizer, *schedulers) if x is not None]

@@ -1,8 +1,8 @@
 """The three generations of NNI's classes, as thin forms of Lilliput's own.
 
-A class behind one of NNI's paths is a subclass of the class of today with that name. It reads the
-constructor of its generation, runs a trainer or an evaluator inside ``compress()`` where there is one,
-and answers in the form of its generation; everything else is inherited.
+A class behind one of NNI's paths is a subclass of Lilliput's class with that name. It reads the
+constructor of its generation, runs a trainer or an evaluator inside ``compress()`` if there is one,
+and returns results in the form of its generation; everything else is inherited.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ _IGNORED = ("log_dir", "keep_intermediate_result", "existed_wrappers")
 
 
 class Adapted(OlderNames):
-    """What all classes behind NNI's paths have in common."""
+    """The common part of all classes behind NNI's paths."""
 
     forms: ClassVar[tuple[Form, ...]] = ()
-    _strict_names = False  # NNI warned, and went on with what did match
+    _strict_names = False  # NNI only warned, and used what did match
     trainer: Any = None
     criterion: Any = None
     evaluator: Any = None
@@ -68,18 +68,18 @@ class Adapted(OlderNames):
             given = read_arguments(type(self).__name__, self.forms, args, kwargs)
             args, kwargs = (), self._translated(given)
             if self.evaluator is not None and self.evaluator.optimizer is None:
-                epochs = kwargs.pop("training_epochs", None)  # its library makes an optimizer later
+                epochs = kwargs.pop("training_epochs", None)  # the optimizer is created later
         super().__init__(*args, **kwargs)
         if epochs and isinstance(self, SlimPruner):
             self.masker.training_epochs = epochs
 
     def _is_of_today(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether a call names arguments that only the constructor of today has."""
+        """Whether a call uses arguments that only the current constructor has."""
         known = {name for each in self.forms for name in each.parameters}
         return bool(kwargs.keys() - known) and not args[2:]
 
     def _translated(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments of today's constructor, and keep those of a training run."""
+        """Return the arguments of the current constructor, and store those of a training run."""
         given = {_RENAMED.get(key, key): value for key, value in given.items()}
         for name in ("trainer", "criterion", "evaluator", "finetuner"):
             setattr(self, name, given.pop(name, None))
@@ -110,7 +110,7 @@ class Adapted(OlderNames):
         return {key: value for key, value in given.items() if key in _KEPT}
 
     def _ranked_globally(self, rules: Any) -> Any:
-        """Let each rule's sparsity hold for all its layers together."""
+        """Make each rule's sparsity apply to all its layers together."""
         return in_total(rules)
 
     def _balance(self, given: dict[str, Any]) -> None:
@@ -120,7 +120,7 @@ class Adapted(OlderNames):
                 f"{type(self).__name__}: mode 'balance' is only available for LevelPruner."
             )
         block = given.pop("balance_gran", None)
-        # Of a program that is only read, the blocks may not be known.
+        # If a program is only read, the blocks may be unknown.
         pruner.masker_type = BalancedMasker if isinstance(block, Unknown) else balanced(block)
 
     def _scheduled(self, rules: Any, given: dict[str, Any]) -> Any:
@@ -129,7 +129,7 @@ class Adapted(OlderNames):
         self.iterations = total or given.pop("num_iterations", None) or 0
         if not has_own_sparsity(rules):
             return rules
-        # The last of v1's iterations has the final sparsity; v2 counts one iteration more.
+        # The last of v1's iterations has the final sparsity; v2 has one iteration more.
         last = self.iterations if total else (self.iterations - 1) * self.epochs
         return on_schedule(rules, last, self.epochs)
 
@@ -140,7 +140,7 @@ class Adapted(OlderNames):
     # -- training inside compress() --------------------------------------------------------------------
 
     def compress(self, *args: Any, **kwargs: Any) -> Any:
-        """Compress the model; a trainer or evaluator that the constructor got runs here."""
+        """Compress the model; the constructor's trainer or evaluator runs here."""
         model = self.attach(*args, **kwargs)
         if self.trainer is not None or self.evaluator is not None or self.finetuner is not None:
             with training_mode(self.bound_model):
@@ -148,7 +148,7 @@ class Adapted(OlderNames):
         return model
 
     def attach(self, *args: Any, **kwargs: Any) -> Any:
-        """Compress as the class of today does, without training."""
+        """Compress as the current class does, without training."""
         return super().compress(*args, **kwargs)
 
     def _train_inside(self) -> None:
@@ -182,18 +182,18 @@ class Adapted(OlderNames):
             call_trainer(self.trainer, self.bound_model, self.optimizer, self.criterion, epoch)
 
     def run_evaluator(self, max_steps: int | None, max_epochs: int | None) -> None:
-        """Train with the evaluator, while this pruner or quantizer follows its steps."""
+        """Train with the evaluator, while this compressor follows its steps."""
         with self.evaluator.serving(self):
             self.evaluator.train(self.bound_model, max_steps, max_epochs)
 
     def finish_collecting(self) -> None:
-        """Prune by what was seen, if the training ended before all its batches came."""
+        """Prune by the statistics so far, if the training ended before all batches were seen."""
         pruner: Any = self
         if not pruner.masker.is_ready():
             pruner.masker.finish()
             pruner.update_mask()
 
-    # -- what NNI's compressors could be asked -----------------------------------------------------------
+    # -- queries of NNI's compressors --------------------------------------------------------------
 
     def get_masks(self) -> dict[str, dict[str, Any]]:
         """Return the masks as ``{layer: {'weight': mask, 'bias': mask}}``."""
@@ -204,7 +204,7 @@ class Adapted(OlderNames):
         return found
 
     def load_masks(self, masks: Mapping[str, Mapping[str, Any]]) -> None:
-        """Apply masks that :meth:`get_masks` or an export gave."""
+        """Apply masks from :meth:`get_masks` or an export."""
         changed = []
         for wrapper in self.get_modules_wrapper():
             own = {f"{k}_mask": v for k, v in masks.get(wrapper.name, {}).items() if v is not None}
@@ -215,7 +215,7 @@ class Adapted(OlderNames):
             self._backend.apply_masks(changed, self.optimizer)
 
     def get_pruned_weights(self, dim: int = 0) -> dict[str, tuple[int, int]]:
-        """Log and return how many slices along a dimension remain in each layer, of how many."""
+        """Log and return the number of remaining slices along a dimension of each layer, and the total."""
         counts = {}
         for wrapper in self.get_modules_wrapper():
             mask = wrapper.weight_mask
@@ -241,7 +241,7 @@ class AdaptedQuantizer(Adapted, QuantizerFiles, Quantizer):
         return super()._translated({**given, "config_list": rules})
 
     def _gradient_of(self, wrapper: Any, quant_type: QuantType) -> type[QuantGrad] | None:
-        """Return what the gradient does at one quantizer, also for rules of seven arguments."""
+        """Return the gradient function of one quantizer, also for rules with seven arguments."""
         rule = super()._gradient_of(wrapper, quant_type)
         if rule is not None and wants_grid(rule):
             return with_grid(rule, self, wrapper, quant_type)

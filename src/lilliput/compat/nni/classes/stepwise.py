@@ -11,16 +11,16 @@ from lilliput.pruning.scheduled import ScheduledPruner
 
 
 class StepwisePruner(ThirdStackPruner, ScheduledPruner):
-    """Prune more after every ``interval_steps`` training steps, ``total_times`` times in all.
+    """Prune more after every ``interval_steps`` training steps, ``total_times`` times in total.
 
     Parameters
     ----------
     pruner : Pruner
-        A one-shot pruner of v3; its config list holds the final sparsities, its criterion ranks.
+        A one-shot pruner of v3 with the final sparsities and the criterion.
     interval_steps, total_times : int
         When and how often.
     evaluator : Evaluator, optional
-        What trains; that of the pruner by default.
+        Trains the model; by default the evaluator of the pruner.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class StepwisePruner(ThirdStackPruner, ScheduledPruner):
             )
         self.interval_steps, self.total_times = interval_steps, total_times
         self.steps, self.others = 0, pruner.others
-        pruner.strip()  # it was made for its settings, and follows no training itself
+        pruner.strip()  # only its settings are used, it does not follow the training
         batches = getattr(pruner.masker, "training_batches", None)
         self.targets_by_rule = pruner.targets_by_rule
         if any(target is not None and target.threshold for target in self.targets_by_rule):
@@ -49,7 +49,7 @@ class StepwisePruner(ThirdStackPruner, ScheduledPruner):
         )
 
     def step(self) -> None:
-        """Count the steps; after each interval, prune more."""
+        """Count the steps, and prune more after each interval."""
         self.steps += 1
         times, rest = divmod(self.steps, self.interval_steps)
         if rest == 0 and times <= self.total_times:
@@ -68,7 +68,7 @@ class StepwisePruner(ThirdStackPruner, ScheduledPruner):
 
 
 def _with_masker(cls: Any, masker_type: type) -> type:
-    """Return an algorithm with the criterion that v3's rules made of its own."""
+    """Return an algorithm with the criterion that v3's rules have adapted."""
     if cls.masker_type is masker_type:
         return cls  # type: ignore[no-any-return]
     return type(cls.__name__, (cls,), {"masker_type": masker_type})

@@ -1,4 +1,4 @@
-"""What v3's quantizers returned: ranges and scales by layer and target."""
+"""Results of v3's quantizers: ranges and scales by layer and target."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TARGETS = {"input": "_input_0", "weight": "weight", "output": "_output_0"}
 
 
 def calibration_by_target(quantizer: Any) -> dict[str, dict[str, Any]]:
-    """Return what v3 returned: scale, zero point, dtype and range of each quantized tensor.
+    """Return v3's result: scale, zero point, dtype and range of each quantized tensor.
 
     The form is ``{layer: {'_input_0' | 'weight' | '_output_0': {'scale': ..., 'zero_point': ...}}}``.
     """
@@ -45,7 +45,7 @@ def _described(quantizer: Any, wrapper: Any, role: str) -> dict[str, Any]:
 
 
 def load_by_target(quantizer: Any, config: Mapping[str, Mapping[str, Any]]) -> None:
-    """Quantize from now on with the ranges that :func:`calibration_by_target` gave."""
+    """Quantize from now on with the ranges from :func:`calibration_by_target`."""
     roles = {target: role for role, target in _TARGETS.items()}
     words: dict[str, dict[str, Any]] = {}
     for name, entry in config.items():

@@ -19,29 +19,29 @@ from lilliput.pruning.l1 import L1NormMasker
 from lilliput.pruning.l2 import L2NormMasker
 from lilliput.pruning.level import LevelMasker
 
-# Whose score of a block is the norm of its weights, and which norm.
+# Criteria whose score of a block is the norm of its weights, and which norm.
 _NORMS = {LevelMasker: 1, L1NormMasker: 1, L2NormMasker: 2}
 
 
 @cache
 def target_masker(masker_type: type[WeightMasker]) -> type[WeightMasker]:
-    """Return a criterion of today that answers as v3's rules ask."""
+    """Return a current criterion adapted to v3's rules."""
     return type(f"Target{masker_type.__name__}", (TargetMasker, masker_type), {})
 
 
 class TargetMasker(WeightMasker):
-    """What a criterion gets in addition; each layer is alone, unless a rule names a group.
+    """Additions to a criterion; each layer is separate, unless a rule names a group.
 
-    The pruner's ``target_of(wrapper)`` says what is asked.
+    The pruner's ``target_of(wrapper)`` returns the target.
     """
 
     @classmethod
     def lay_out(cls, pruner: Any, selection: Any) -> Any:
-        """Follow no channels: v3 masked what rules name."""
+        """Trace no channels: v3 masked exactly the layers that rules name."""
         return None
 
     def calc_masks(self, targets: Targets) -> Answers:
-        """Return the masks of all layers that are asked for, and of those that follow them."""
+        """Return the masks of all due layers, and of those that align with them."""
         asked = dict(targets)
         known = {w: self.pruner.target_of(w) for w in self.pruner.get_modules_wrapper()}
         scores = {w: self._blocks(w, known[w]) for w in asked if known[w].align is None}
@@ -56,7 +56,7 @@ class TargetMasker(WeightMasker):
         return [(w, _answer(w, mask, known[w])) for w, mask in masks.items()]
 
     def _blocks(self, wrapper: Any, target: Target) -> Tensor:
-        """Return the score of each block of a weight, what is pruned already below all others."""
+        """Return the score of each block of a weight, with pruned blocks below all others."""
         weight = wrapper.weight.detach().float()
         norm = next((p for kind, p in _NORMS.items() if isinstance(self, kind)), None)
         sizes = block_sizes(wrapper, target, is_single=isinstance(self, LevelMasker))
@@ -68,13 +68,13 @@ class TargetMasker(WeightMasker):
         return torch.where(alive, scores, torch.full_like(scores, -math.inf))
 
     def _rows(self, wrapper: Any, sizes: Sequence[int]) -> Tensor:
-        """Return the scores of output channels, which is all that some criteria have."""
+        """Return the scores of output channels, the only ones of some criteria."""
         criterion: Any = self
         weight = wrapper.weight
         if [size == 1 for size in sizes] != [i == 0 for i in range(weight.dim())]:
             raise ConfigError(
-                f"{type(self.pruner).__name__}: it scores output channels, so 'granularity' is "
-                f"'out_channel' or left out; received another one for layer {wrapper.name!r}. "
+                f"{type(self.pruner).__name__}: it scores output channels, so 'granularity' must be "
+                f"'out_channel' or omitted; received another one for layer {wrapper.name!r}. "
                 "L1NormPruner, L2NormPruner and LevelPruner score blocks."
             )
         scores = torch.as_tensor(criterion.rank(wrapper)).to(weight.device, torch.float32)
@@ -82,7 +82,7 @@ class TargetMasker(WeightMasker):
 
 
 def block_sizes(wrapper: Any, target: Target, is_single: bool) -> list[int]:
-    """Return how many entries along each dimension of a weight belong to one block."""
+    """Return the size of a block along each dimension of a weight."""
     shape, granularity = list(wrapper.weight.shape), target.granularity
     if granularity is None and is_single:
         return [1] * len(shape)
@@ -115,7 +115,7 @@ def _expand(keep: Tensor, weight: Tensor) -> Tensor:
 
 
 def _groups(scores: Mapping[Any, Tensor], known: Mapping[Any, Target]) -> dict[Any, list[Any]]:
-    """Return which layers are decided together; most are alone."""
+    """Return which layers are decided together; most are separate."""
     groups: dict[Any, list[Any]] = {}
     for wrapper in scores:
         target = known[wrapper]
@@ -147,7 +147,7 @@ def _bounded(share: float, target: Target) -> float:
 
 
 def _lowest(score: Tensor, share: float, blocks: int = 1) -> Tensor:
-    """Return what is kept if the same share of each part goes; never nothing at all."""
+    """Return the kept blocks if the same share of each part is removed; at least one is kept."""
     if score.numel() % blocks:
         raise ConfigError(
             f"'internal_metric_block' {blocks} does not divide {score.numel()} scores."
@@ -177,7 +177,7 @@ def _choose_alike(
 def _choose_globally(
     scores: Mapping[Any, Tensor], known: Mapping[Any, Target], share: float
 ) -> dict[Any, Tensor]:
-    """Remove a share of all weights of the group, by scores as they are, within each layer's bounds."""
+    """Remove a share of all weights of the group, by unscaled scores, within each layer's bounds."""
     wrappers = list(scores)
     grain = [w.weight.numel() // scores[w].numel() for w in wrappers]
     total = prune_count(sum(w.weight.numel() for w in wrappers), share)
@@ -222,7 +222,7 @@ def _followed(
 
 
 def _answer(wrapper: Any, mask: Tensor, target: Target) -> dict[str, Tensor]:
-    """Return the masks of a layer: a bias goes where all of its weights are gone."""
+    """Return the masks of a layer: a bias is masked where all of its weights are."""
     answer = {"weight_mask": mask} if "weight" in target.masked else {}
     bias = getattr(wrapper.module, "bias", None)
     if "bias" in target.masked and isinstance(bias, Tensor):

@@ -1,7 +1,7 @@
-"""NNI's classes for TensorFlow, 1.8 to 2.10, on Keras 3 models; no framework is imported for them.
+"""NNI's classes for TensorFlow, 1.8 to 2.10, on Keras 3 models, without importing a framework.
 
-They took models that are not built yet, and authors wrote ``calc_masks``, whose masks go by the names of
-variables.
+They accepted models that are not built yet, and authors wrote ``calc_masks``, which returns masks by the
+names of variables.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from lilliput.core.pruner import Pruner
 from lilliput.errors import AlgorithmError
 from lilliput.pruning.slim import SlimPruner
 
-_OURS = "lilliput_"  # how the names of variables begin that are not the layer's own
+_OURS = "lilliput_"  # prefix of the names of variables that are not the layer's own
 
 
 class KerasForm(OlderNames):
-    """What all of them have in common: a model is looked at once it is built."""
+    """The common part: a model is analysed once it is built."""
 
     _is_ready: bool = True
 
@@ -51,19 +51,19 @@ class KerasForm(OlderNames):
 
 
 class KerasPruner(KerasForm, Pruner):
-    """The base of pruners: override ``calc_masks``."""
+    """Base class of pruners: override ``calc_masks``."""
 
     def calc_masks(self, wrapper: Any, **kwargs: Any) -> Any:  # type: ignore[override]
-        """Return masks by the names of the layer's variables, or None to leave them as they are."""
+        """Return masks by the names of the layer's variables, or None to keep them."""
         raise NotImplementedError(f"{type(self).__name__} must override calc_masks().")
 
     def calc_mask(self, wrapper: Any, wrapper_idx: int | None = None) -> Any:
-        """Return what :meth:`calc_masks` says, for the weight and the bias."""
+        """Return the result of :meth:`calc_masks`, for the weight and the bias."""
         masks = self.calc_masks(LayerWrapper(wrapper), wrapper_idx=wrapper_idx)
         return None if masks is None else _by_role(type(self).__name__, wrapper, masks)
 
     def _is_asked_by_layer(self) -> bool:
-        return True  # the name of calc_masks is that of another method today
+        return True  # calc_masks is the name of another method now
 
 
 class KerasSlimPruner(KerasForm, SlimPruner):
@@ -77,19 +77,19 @@ class KerasSlimPruner(KerasForm, SlimPruner):
 
 
 class LayerWrapper:
-    """A layer under a pruner as NNI showed it: ``layer``, ``masks``, ``config`` and own attributes."""
+    """A layer under a pruner in NNI's form: ``layer``, ``masks``, ``config`` and own attributes."""
 
     def __init__(self, wrapper: Any) -> None:
         self.__dict__["_wrapper"] = wrapper
 
     @property
     def layer(self) -> Any:
-        """The layer, without what the pruner keeps in it."""
+        """The layer, without the pruner's variables."""
         return _Layer(self._wrapper.module)
 
     @property
     def masks(self) -> dict[str, Any]:
-        """The masks in force, by the names of variables."""
+        """The active masks, by the names of variables."""
         held = _variables(self._wrapper)
         masks = {role: getattr(self._wrapper, f"{role}_mask") for role in held}
         return {held[role].name: mask for role, mask in masks.items() if mask is not None}
@@ -150,7 +150,7 @@ def _by_role(title: str, wrapper: Any, masks: Mapping[str, Any]) -> dict[str, An
 
 @cache
 def in_keras_form(found: type) -> type:
-    """Return a class of today as NNI 1.8 to 2.10 had it for TensorFlow."""
+    """Return a current class in the form of NNI 1.8 to 2.10 for TensorFlow."""
     if found is Pruner:
         return KerasPruner
     if not issubclass(found, Compressor) or found is SlimPruner:

@@ -1,4 +1,4 @@
-"""v3's pruners and quantizers: ``compress(max_steps, max_epochs)``, alone or several on one model."""
+"""v3's pruners and quantizers: ``compress(max_steps, max_epochs)``, one or several on a model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ThirdStackPruner(Fused, SecondStackPruner):
     def _translated(self, given: dict[str, Any]) -> dict[str, Any]:
         if isinstance(self, SlimPruner):
             raise StageError(
-                "SlimPruner: that of v3 trained factors of its own beside the weights. Here it is that of "
+                "SlimPruner: that of v3 trained its own factors besides the weights. Here it is that of "
                 "the paper, on the scales of batch norms: lilliput.torch.SlimPruner(model, config_list, "
                 "optimizer, training_epochs=…, scale=1e-4), or v2's from nni.compression.pytorch.pruning."
             )
@@ -40,7 +40,7 @@ class ThirdStackPruner(Fused, SecondStackPruner):
 
     @classmethod
     def faults_of(cls, rules: list[Any]) -> list[Problem] | None:
-        """Return what is wrong with rules in the keys of v3 alone, None if they are not in those."""
+        """Return the problems of rules that are only in the keys of v3, or None for other rules."""
         try:
             return [] if split_rules(rules, cls.__name__)[1] else None
         except ConfigError as error:
@@ -52,7 +52,7 @@ class ThirdStackPruner(Fused, SecondStackPruner):
         return super()._check_masks(wrapper, answer)
 
     def update_masks(self, masks: Mapping[str, Mapping[str, Any]]) -> None:
-        """Apply masks that :meth:`get_masks` gave."""
+        """Apply masks from :meth:`get_masks`."""
         self.load_masks(masks)
 
     def compress(self, max_steps: int | None = None, max_epochs: int | None = None) -> Any:
@@ -62,8 +62,8 @@ class ThirdStackPruner(Fused, SecondStackPruner):
             return self.bound_model, self.get_masks()
         if (max_steps, max_epochs) != (None, None) and not isinstance(self, CollectingPruner):
             raise StageError(
-                f"{type(self).__name__}: it prunes at once, so compress() does not train for max_steps or "
-                "max_epochs; call compress(), and train the model afterwards."
+                f"{type(self).__name__}: it prunes immediately, so compress() does not train for max_steps "
+                "or max_epochs; call compress(), and train the model afterwards."
             )
         AdaptedPruner.compress(self)
         return self.bound_model, self.get_masks()
@@ -94,7 +94,7 @@ class ThirdStackQuantizer(Fused, AdaptedQuantizer):
 
     @classmethod
     def faults_of(cls, rules: list[Any]) -> list[Problem] | None:
-        """Return what is wrong with rules in the keys of v3 alone, None if they are not in those."""
+        """Return the problems of rules that are only in the keys of v3, or None for other rules."""
         try:
             found = [read_settings(i, rule, cls.__name__) for i, rule in enumerate(rules)]
         except ConfigError as error:
@@ -110,7 +110,7 @@ class ThirdStackQuantizer(Fused, AdaptedQuantizer):
         return self.bound_model, self.get_calibration_config()
 
     def attach(self, *args: Any, **kwargs: Any) -> Any:
-        """As in :meth:`Adapted.attach`; refuse to fuse what does not follow each other in the model."""
+        """As in :meth:`Adapted.attach`; raise if layers to fuse are not consecutive in the model."""
         model = super().attach(*args, **kwargs)
         norms = {
             wrapper.name: getattr(wrapper, "norm", "") for wrapper in self.get_modules_wrapper()
@@ -141,15 +141,15 @@ class ThirdStackQuantizer(Fused, AdaptedQuantizer):
 
 
 class ThirdStackCalibration(ThirdStackQuantizer, PTQQuantizer):
-    """v3's ``PtqQuantizer``: the evaluator's steps are run, and no weight is changed by them."""
+    """v3's ``PtqQuantizer``: runs the evaluator's steps without changing weights."""
 
     default_observer = "minmax"
 
     def compress(self, max_steps: int | None = None, max_epochs: int | None = None) -> Any:
-        """Calibrate by what the evaluator's steps show; return the model and its ranges."""
+        """Calibrate with the evaluator's steps; return the model and its ranges."""
         if self.evaluator is None:
             raise StageError(
-                f"{type(self).__name__}: calibration runs the evaluator's steps; give it an evaluator, or "
+                f"{type(self).__name__}: calibration runs the evaluator's steps; pass an evaluator, or "
                 "use lilliput.torch.PTQQuantizer with compress() and calibrate(batches)."
             )
         if any(other.needs_training() for other in self.others):
@@ -164,7 +164,7 @@ class ThirdStackCalibration(ThirdStackQuantizer, PTQQuantizer):
         return False
 
     def finish_training(self, max_steps: int | None, max_epochs: int | None) -> None:
-        """Run the evaluator's steps in evaluation mode, and fix the ranges by what they show."""
+        """Run the evaluator's steps in evaluation mode, and fix the ranges."""
 
         def run(model: Any, _: Any) -> None:
             with self.evaluator.serving(is_looking=True), torch.enable_grad():
@@ -175,4 +175,4 @@ class ThirdStackCalibration(ThirdStackQuantizer, PTQQuantizer):
         self.calibrate([None], run, progress=False)
 
     def _place_by(self, batch: Any, forward: Any) -> None:
-        """Quantize where the rules say, as v3 did: the flow of a training run is not that of a model."""
+        """Quantize where the rules say, as v3 did: the flow of a training run is not that of the model."""

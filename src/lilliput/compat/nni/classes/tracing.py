@@ -1,4 +1,4 @@
-"""``nni.trace``: the class itself, whose objects remember how they were made."""
+"""``nni.trace``: the class itself, whose objects record how they were created."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 
 def trace(cls_or_func: T, **_: Any) -> T:
-    """Return what makes the same objects, with ``trace_symbol``, ``trace_args`` and ``trace_kwargs``.
+    """Return a callable for the same objects with ``trace_symbol``, ``trace_args`` and ``trace_kwargs``.
 
-    NNI needed them to make an optimizer anew for a wrapped model; here parameters stay the same, so an
-    optimizer is used as it is. A class may be decorated as well; it stays a class.
+    NNI needed them to recreate an optimizer for a wrapped model; here parameters stay the same, so an
+    optimizer is used unchanged. A class may be decorated as well; it stays a class.
 
     Examples
     --------
@@ -37,13 +37,13 @@ def trace(cls_or_func: T, **_: Any) -> T:
 
 
 def _is_being_defined(cls: type) -> bool:
-    """Whether a class has no name in its module yet, as when it is decorated."""
+    """Whether a class has no name in its module yet, as while it is decorated."""
     module = sys.modules.get(cls.__module__)
     return getattr(module, cls.__name__, None) is not cls
 
 
 def _noting(cls: Any) -> Any:
-    """Have the constructor of a user's own class note its arguments."""
+    """Make the constructor of a user's class record its arguments."""
     constructor = cls.__init__
 
     @functools.wraps(constructor)

@@ -1,4 +1,4 @@
-"""Run the training functions that NNI's users wrote, with the arguments that they name."""
+"""Run the training functions of NNI's users, with the arguments that they name."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _NAMES = {
 def call_trainer(
     trainer: Callable[..., Any], model: Any, optimizer: Any, criterion: Any, epoch: int
 ) -> Any:
-    """Call ``trainer(model, …)`` with what its parameters ask for by name.
+    """Call ``trainer(model, …)`` with arguments by the names of its parameters.
 
-    A parameter of another name keeps its default, so that an epoch is never taken for a scheduler. The
-    second and the third, if they have none, are the optimizer and the criterion whatever they are called.
+    A parameter of another name keeps its default, so that an epoch is never passed as a scheduler. The
+    second and the third, if they have none, are the optimizer and the criterion whatever their names.
     """
-    # What v1's callback did after backward(), hooks of the optimizer do.
+    # Optimizer hooks do what v1's callback did after backward().
     values = {"optimizer": optimizer, "criterion": criterion, "epoch": epoch, "callback": _nothing}
     known = {name: key for key, names in _NAMES.items() for name in names}
     positional: list[Any] = [model]
@@ -46,8 +46,8 @@ def call_trainer(
             positional.append((optimizer, criterion)[place])
         else:
             raise ConfigError(
-                f"trainer: its parameter {parameter.name!r} has no default and is none of model, "
-                "optimizer, criterion and epoch, which is what a trainer is called with."
+                f"trainer: its parameter {parameter.name!r} has no default and is not one of model, "
+                "optimizer, criterion and epoch, the arguments of a trainer."
             )
     return trainer(*positional, **named)
 
@@ -58,7 +58,7 @@ def _nothing() -> None:
 
 @contextmanager
 def training_mode(model: Any) -> Iterator[None]:
-    """Put a model into training mode for as long as a trainer runs, as NNI did."""
+    """Put a model into training mode while a trainer runs, as NNI did."""
     was_training = model.training
     model.train()
     try:

@@ -1,4 +1,4 @@
-"""A compressed layer that can be asked what NNI's wrapper in its place could be asked."""
+"""A compressed layer with the attributes of NNI's wrapper."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from lilliput.frameworks.torch.sidecar import SIDECAR, Sidecar
 from lilliput.frameworks.torch.weights import raw
 from lilliput.torch import PrunerModuleWrapper, QuantizerModuleWrapper
 
-# What NNI's wrappers offered; attributes that an algorithm set come on top.
+# Attributes of NNI's wrappers; those set by an algorithm are added.
 _OFFERED = ("module", "name", "config", "pruner", "quantizer", "weight_mask", "bias_mask")
 
 
 class SeenAsWrapper:
-    """What a module inherits while it is compressed: in NNI, a wrapper was in its place.
+    """Base class of a module while it is compressed: in NNI, a wrapper replaced it.
 
     So ``model.conv1.module``, ``.weight_mask``, ``.name``, ``.config`` and ``.if_calculated`` work, and
-    ``old_weight`` is the raw weight of a quantized layer. What the module has itself comes first.
+    ``old_weight`` is the raw weight of a quantized layer. The module's own attributes take precedence.
     """
 
     def __getattr__(self: Any, name: str) -> Any:
@@ -35,16 +35,16 @@ class SeenAsWrapper:
     def __setattr__(self: Any, name: str, value: Any) -> None:
         sidecar = self.__dict__.get("_modules", {}).get(SIDECAR)
         if isinstance(sidecar, Sidecar) and sidecar.is_computing(name):
-            return  # quantize_weight stored its answer on the module as well as returning it
+            return  # quantize_weight both stored its result on the module and returned it
         super().__setattr__(name, value)
 
 
 def _offer(module: Any, wrapper: Any, name: str) -> Iterator[Any]:
-    """Yield what one wrapper has under a name, nothing if it has nothing."""
+    """Yield the attribute of one wrapper, if it has it."""
     if name == "old_weight" and wrapper.layer_info.weight_name is not None and wrapper.order == 1:
         attribute = wrapper.layer_info.weight_name
         sidecar = module._modules[SIDECAR]
-        # While it is being quantized, the reader gets it as the quantizer does.
+        # While the weight is being quantized, the reader gets it as the quantizer does.
         yield (
             getattr(module, attribute)
             if sidecar.is_computing(attribute)

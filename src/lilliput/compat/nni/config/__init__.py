@@ -1,1 +1,1 @@
-"""Config lists of every generation of NNI, read as today's config language."""
+"""Config lists of every generation of NNI, translated to the current config language."""

@@ -1,9 +1,9 @@
-"""Read the config spellings of NNI 2019, v1, v2 and v3 as today's config language.
+"""Translate the config lists of NNI 2019, v1, v2 and v3 to the current config language.
 
 Each generation is a few rows in the tables of ``keys``; :func:`translate` applies them to a
-config list and says, rule by rule, what it read as what. It never guesses: a key without an exact
+config list and notes, rule by rule, what was translated. It never guesses: a key without an exact
 equivalent, or two keys that contradict each other, become a :class:`~lilliput.errors.Problem`.
-Unknown keys and values of the wrong kind stay in place, because the validator reports them better.
+Unknown keys and values of the wrong type are kept, because the validator reports them better.
 
 Examples
 --------
@@ -43,16 +43,16 @@ from lilliput.printing import shown
 
 @dataclass(frozen=True)
 class Translation:
-    """A config list in today's language, and how it came about.
+    """A config list in the current language, and how it was translated.
 
     Parameters
     ----------
     rules : list of dict
-        The rules in today's language; entries that are not mappings are here as they were given.
+        The rules in the current language; entries that are not mappings are unchanged.
     origins : list of int
         For each of ``rules``, the index of the rule that the user wrote.
     notes : list of str
-        One line per translation made; empty when the list was modern already.
+        One line per translation; empty if the list was current already.
     problems : list of Problem
         What has no exact translation. If there are any, ``rules`` must not be used.
     """
@@ -69,7 +69,7 @@ def translate(rules: Sequence[Mapping[str, Any]], first: int = 0) -> Translation
     Parameters
     ----------
     rules : sequence of mapping
-        The config list as the user wrote it. One mapping alone is read as a list of one.
+        The config list as written by the user. A single mapping is read as a list of one.
     first : int
         The number of the first of these rules in the user's list, for notes and problems.
 
@@ -84,7 +84,7 @@ def translate(rules: Sequence[Mapping[str, Any]], first: int = 0) -> Translation
     >>> result.rules
     [{'op_types': ['Linear'], 'sparsity': 0.5, 'op_names': ['re:enc.*']}]
 
-    In 2019 a type and a name in one rule meant type OR name, which takes two rules today:
+    In 2019 a type and a name in one rule meant type OR name, which takes two rules now:
 
     >>> translate([{"support_type": ["Linear"], "support_op": ["conv1"], "sparsity": 0.5}]).origins
     [0, 0]
@@ -112,12 +112,12 @@ def translate(rules: Sequence[Mapping[str, Any]], first: int = 0) -> Translation
 
 @dataclass
 class _Draft:
-    """One rule on its way; every step takes old keys out of ``rule`` and puts modern ones in."""
+    """One rule during translation; every step moves old keys out of ``rule`` and adds current ones."""
 
     index: int
     rule: dict[str, Any]
     result: Translation
-    sources: dict[str, str] = field(default_factory=dict)  # key of rule -> where the user wrote it
+    sources: dict[str, str] = field(default_factory=dict)  # key -> key in the user's rule
 
     def translate(self) -> list[dict[str, Any]]:
         is_2019 = not OLD_SELECTORS.keys().isdisjoint(self.rule)
@@ -142,7 +142,7 @@ class _Draft:
         self.result.problems.append(Problem(f"rule {self.index} → {key}", message))
 
     def put(self, key: str, value: Any, source: str) -> None:
-        """Set ``key``, or report that ``source`` contradicts what is there already."""
+        """Set ``key``, or report that ``source`` contradicts its value."""
         if key not in self.rule:
             self.rule[key] = value
             self.sources[key] = source
@@ -160,7 +160,7 @@ class _Draft:
         old, *_ = (key for key in OLD_SELECTORS if key in self.rule)
         synonyms = {OLD_SELECTORS[key] for key in OLD_SELECTORS if key in self.rule}
         for key in NEW_SELECTORS:
-            # 'op_types' beside 'support_type' is not a mix: put() checks that they say the same.
+            # 'op_types' together with 'support_type' is not a mix: put() checks that they agree.
             if key in self.rule and key not in synonyms:
                 message = (
                     f"mixes with {old!r} of NNI 2019, where type and name meant type OR name; "
@@ -226,7 +226,7 @@ class _Draft:
         return kinds
 
     def flatten(self, target: Any, values: Any, quantizes: bool) -> None:
-        """Move the settings of one target into the rule, where the later steps read them."""
+        """Move the settings of one target into the rule, where later steps read them."""
         kind = TARGETS.get(target) if isinstance(target, str) else None
         settings = _converted(dict, values) if isinstance(values, Mapping) else None
         where = f"target_settings → {shown(target)}"
@@ -333,7 +333,7 @@ class _Draft:
                 self.note(f"{old!r} ({era}) reads as {shown(added)} in {new!r}")
 
     def alternatives(self) -> list[dict[str, Any]]:
-        """Split a 2019 rule, where type OR name selects, in two that select by one of them."""
+        """Split a 2019 rule, where type OR name selects, into two that select by one of them."""
         rule = self.rule
         if "op_types" not in rule or "op_names" not in rule:
             return [rule]
@@ -351,7 +351,7 @@ def _converted(kind: type[Any], value: Any) -> Any:
     """Return ``kind(value)``, or None if the value's own code fails."""
     try:
         return kind(value)
-    except Exception:  # runs methods of whatever the user passed; translate() must not raise
+    except Exception:  # runs the user's code; translate() must not raise
         return None
 
 
@@ -362,12 +362,12 @@ def _same(left: Any, right: Any) -> bool:
         return set(left) == set(right)
     try:
         return bool(left == right)
-    except Exception:  # an array has no truth value, deep nesting recurses, junk may do anything
+    except Exception:  # arrays, deep nesting or the user's own code
         return False
 
 
 def _merged(left: Any, right: Any) -> tuple[bool, Any]:
-    """Return whether two values of one setting agree, and the value that says both."""
+    """Return whether two values of one setting agree, and the combined value."""
     if _same(_listed(left), _listed(right)):
         return True, left
     if type(left) is dict and type(right) is dict:
@@ -376,13 +376,13 @@ def _merged(left: Any, right: Any) -> tuple[bool, Any]:
     if type(left) is dict:
         left, right = right, left
     if type(right) is dict:
-        # A value for all quant types beside one by type: fine as long as they are the same.
+        # A value for all quant types and one by type are fine if they are equal.
         return all(_same(left, value) for value in right.values()), left
     return False, left
 
 
 def _follows_weight(key: Any, value: Any) -> bool:
-    """Tell if a setting of the bias only spells out NNI's default: masked as its weight is."""
+    """Whether a setting of the bias only spells out NNI's default: masked like its weight."""
     if key == "apply_method":
         return _same(value, "mul")
     if key != "align" or type(value) is not dict:
@@ -391,7 +391,7 @@ def _follows_weight(key: Any, value: Any) -> bool:
 
 
 def _strings(value: Any) -> list[str] | None:
-    """Return a string or a list of strings as a new list, None for anything else."""
+    """Return a string or a list of strings as a new list, or None for anything else."""
     items = _listed(value)
     if isinstance(items, list) and all(isinstance(item, str) for item in items):
         return list(items)
@@ -410,9 +410,9 @@ def _keys(value: Any) -> list[Any]:
 
 
 def _unshared(value: Any) -> Any:
-    """Copy a plain container, so that no two rules share one and the user's own stays untouched.
+    """Copy a plain container, so that rules share none with each other or the user.
 
-    A dict of a class of its own becomes a plain one: what its methods do is not known.
+    A dict subclass becomes a plain dict, because its methods are unknown.
     """
     if isinstance(value, dict):
         copied = _converted(dict, value)

@@ -1,4 +1,4 @@
-"""v3's config lists for distillers: ``lambda``, ``link`` and ``apply_method`` in the keys of today."""
+"""v3's config lists for distillers: ``lambda``, ``link`` and ``apply_method`` in the current keys."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _METHODS: dict[Any, dict[str, Any]] = {
 
 
 def distill_rules(config_list: Any, title: str) -> Any:
-    """Return v3's rules in the keys of today; what is not a list of rules stays as it is."""
+    """Return v3's rules in the current keys; anything but a list of rules is returned unchanged."""
     if not isinstance(config_list, (list, tuple)):
         return config_list
     return [_translated(i, rule, title) for i, rule in enumerate(config_list)]

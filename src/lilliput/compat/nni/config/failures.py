@@ -1,4 +1,4 @@
-"""Errors as NNI's users catch them: a wrong config list is also a ``schema.SchemaError``."""
+"""Errors that NNI's users can catch: a wrong config list is also a ``schema.SchemaError``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lilliput.errors import ConfigError
 
 @contextmanager
 def as_schema_errors() -> Iterator[None]:
-    """Raise config errors as both kinds, if the package ``schema`` is there; NNI depended on it."""
+    """Raise config errors as both kinds, if the package ``schema`` is installed; NNI depended on it."""
     try:
         yield
     except ConfigError as error:
@@ -40,7 +40,7 @@ def _joined(ours: Any, theirs: Any) -> Any:
     def __init__(self: ConfigError, error: ConfigError) -> None:
         Exception.__init__(self, *error.args)
         vars(self).update(vars(error))
-        # What SchemaError.code is made of.
+        # The parts of SchemaError.code.
         vars(self).update(autos=[str(error)], errors=[])
 
     members = {"__init__": __init__, "__module__": ours.__module__, "__doc__": ours.__doc__}

@@ -19,7 +19,7 @@ def escape_glob(name: str) -> str:
 
 
 def full_regex(pattern: str) -> str:
-    """Return a regex that must match a whole name where NNI's had to match its beginning.
+    """Return a regex that matches a whole name where NNI's matched its start.
 
     Examples
     --------
@@ -33,7 +33,7 @@ def full_regex(pattern: str) -> str:
     return pattern if re.search(r"(?<!\\)(?:\.\*|\$)\Z", pattern) else f"{pattern}.*"
 
 
-# Old key, the key it reads as, generation. Several old keys of one new key must agree.
+# Old key, current key, generation. Several old keys of one new key must agree.
 RENAMES = (
     ("support_type", "op_types", "NNI 2019"),
     ("support_layer", "op_types", "NNI 2019"),
@@ -44,11 +44,11 @@ RENAMES = (
     ("max_sparse_ratio", "max_sparsity_per_layer", "NNI v3"),
 )
 
-# In 2019 a type was the name of an operation in a TensorFlow graph; the layer that computes it. Only
-# these rules are read that way: today a torch module may well be called MatMul.
+# In 2019 a type was the name of an operation in a TensorFlow graph; the layer that computes it.
+# Only these rules are read that way: now a torch module may well be called MatMul.
 GRAPH_TYPES = {"MatMul": "Dense", "DepthwiseConv2dNative": "DepthwiseConv2D"}
 
-# Old list, the list its entries are appended to, generation, how one entry is written today.
+# Old list, the list its entries are appended to, generation, the current form of one entry.
 PATTERNS: tuple[tuple[str, str, str, Callable[[str], str]], ...] = (
     ("op_partial_names", "op_names", "NNI v2", lambda name: f"*{escape_glob(name)}*"),
     ("op_names_re", "op_names", "NNI v3", lambda name: f"re:{full_regex(name)}"),
@@ -57,7 +57,7 @@ PATTERNS: tuple[tuple[str, str, str, Callable[[str], str]], ...] = (
     ("exclude_op_types", "op_types", "NNI v3", lambda name: f"!{name}"),
 )
 
-# One old value that holds two settings: key, the second key, generation, how to take it apart.
+# One old value with two settings: key, the second key, generation, how to split it.
 COMPOUNDS: tuple[tuple[str, str, str, re.Pattern[str], Callable[[str], Any]], ...] = (
     (
         "quant_scheme",
@@ -106,7 +106,7 @@ TARGETS = {
 
 OLD_SELECTORS = {"support_type": "op_types", "support_layer": "op_types", "support_op": "op_names"}
 NEW_SELECTORS = ("op_types", "op_names", *(row[0] for row in PATTERNS))
-# Keys of a rule as a whole, which make no sense among the settings of one target.
+# Keys of a whole rule, which make no sense among the settings of one target.
 RULE_KEYS = {
     *OLD_SELECTORS,
     *NEW_SELECTORS,

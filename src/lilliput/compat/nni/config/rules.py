@@ -1,4 +1,4 @@
-"""Config lists of NNI's iterative pruners, rewritten as rules of ours before they are read."""
+"""Config lists of NNI's iterative pruners, rewritten as current rules before they are read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OWN = ("sparsity", "sparsity_per_layer", "sparse_ratio")
 
 
 def in_total(config_list: Any) -> Any:
-    """Let the sparsity of each rule hold for all its layers together.
+    """Make the sparsity of each rule apply to all its layers together.
 
     Examples
     --------
@@ -23,7 +23,7 @@ def in_total(config_list: Any) -> Any:
 
 
 def on_schedule(config_list: Any, end_epoch: int, frequency: int = 1) -> Any:
-    """Let the sparsity of each rule be reached from zero, on a schedule.
+    """Make each rule reach its sparsity from zero, on a schedule.
 
     Examples
     --------
@@ -35,7 +35,7 @@ def on_schedule(config_list: Any, end_epoch: int, frequency: int = 1) -> Any:
 
 
 def in_part(config_list: Any, part: float) -> Any:
-    """Let each rule leave a power of what it leaves: two halves after each other remove all of it.
+    """Make each rule keep a power of its share: two halves after each other remove all of it.
 
     Examples
     --------

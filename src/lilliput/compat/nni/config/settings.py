@@ -1,4 +1,4 @@
-"""How NNI 1.x and 2.x quantized where a rule did not say: one scale for each tensor, with a zero point."""
+"""Default quantization settings of NNI 1.x and 2.x: one scale per tensor, with a zero point."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _SYMMETRIC = {"quant_scheme": "per_tensor_symmetric", "quant_dtype": "int"}
 _SCHEMES = [f"per_{x}_{y}" for x in ("tensor", "channel") for y in ("affine", "symmetric")]
 _DTYPES = ["int", "uint"]
 
-# By today's class; others take no scheme.
+# By current class; others have no scheme.
 _DEFAULTS = {
     "QATQuantizer": dict.fromkeys(("weight", "input", "output"), _AFFINE),
     "PTQQuantizer": {"weight": _SYMMETRIC, "input": _AFFINE, "output": _AFFINE},
     "LSQQuantizer": {"weight": _SYMMETRIC},
 }
-_chosen: dict[str, dict[str, str]] = {}  # what a program has set instead
+_chosen: dict[str, dict[str, str]] = {}  # set by a program
 
 
 def set_quant_scheme_dtype(
     quant_type: Any, new_scheme: str | None = None, new_dtype: str | None = None
 ) -> None:
-    """Set how quantizers made from now on quantize a kind of tensor, where a rule does not say.
+    """Set the default quantization of a kind of tensor for quantizers created from now on.
 
     Parameters
     ----------
@@ -52,12 +52,12 @@ def set_quant_scheme_dtype(
 
 
 def forget_settings() -> None:
-    """Return to what NNI did from the start."""
+    """Restore NNI's initial defaults."""
     _chosen.clear()
 
 
 def with_settings(name: str, config_list: Any) -> Any:
-    """Return rules that say what NNI did where they say nothing.
+    """Return rules with NNI's defaults filled in.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""v3's config lists for quantizers: settings by target, and what was meant where nothing is said.
+"""v3's config lists for quantizers: settings by target, and their defaults.
 
 In v3 a tensor had one scale, symmetric int8 without the lowest integer, unless a rule said otherwise; and
 several rules could each set other targets of one layer.
@@ -40,16 +40,16 @@ def fused_names(config_list: Any) -> tuple[tuple[str, ...], ...]:
 
 
 def target_quant_rules(model: Any, config_list: Any, rule_type: type[Rule], title: str) -> Any:
-    """Return v3's rules in the keys of today; other rules stay as they are.
+    """Return v3's rules in the current keys; other rules are unchanged.
 
     Parameters
     ----------
     model : torch.nn.Module
-        Tells which layers several rules select.
+        Determines which layers several rules select.
     config_list : list of dict
-        As the user wrote it.
+        As written by the user.
     rule_type : type of Rule
-        The keys that the quantizer has; settings that it cannot have are those it has anyway.
+        The keys of the quantizer; settings without a key are its fixed behaviour.
     title : str
         Name of the quantizer, for messages.
     """
@@ -70,7 +70,7 @@ def target_quant_rules(model: Any, config_list: Any, rule_type: type[Rule], titl
 
 
 def is_of_v3(rule: Any) -> bool:
-    """Whether a rule is one of v3 for a quantizer, by which what it leaves out means v3's default."""
+    """Whether a rule is one of v3 for a quantizer, so that omitted settings mean v3's defaults."""
     if not isinstance(rule, Mapping) or rule.get("exclude"):
         return False
     dtype = rule.get("quant_dtype")
@@ -83,7 +83,7 @@ def _selectors(rule: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_settings(index: int, rule: Any, title: str) -> Settings | None:
-    """Return the settings of each target of a rule; under '' where it names no target."""
+    """Return the settings of each target of a rule; under '' if it names no target."""
     if not is_of_v3(rule):
         return None
 
@@ -109,7 +109,7 @@ def read_settings(index: int, rule: Any, title: str) -> Settings | None:
 
 
 def _translated(given: Mapping[str, Any], target: str, fail: Any) -> dict[str, Any]:
-    """Return one target's settings in the keys of today."""
+    """Return one target's settings in the current keys."""
     dtype = given.get("quant_dtype") or "int8"
     match = _DTYPE.fullmatch(dtype) if isinstance(dtype, str) else None
     if match is None:
@@ -131,7 +131,7 @@ def _granularity(value: Any, target: str, fail: Any) -> dict[str, Any]:
     if value in (None, "default"):
         return {"granularity": "per_tensor"}
     if target in ("input", "output"):
-        text = f"activations have one scale here; leave it out (received {shown(value)})."
+        text = f"activations have one scale here; omit it (received {shown(value)})."
         raise fail("granularity", text)
     if value in ("out_channel", "per_channel"):
         return {"granularity": "per_channel"}
@@ -145,7 +145,7 @@ def _granularity(value: Any, target: str, fail: Any) -> dict[str, Any]:
 
 
 def _written(settings: Settings, known: Iterable[str]) -> dict[str, Any]:
-    """Return settings as the keys of one rule of today."""
+    """Return settings as the keys of one current rule."""
     if "" in settings:
         return {key: value for key, value in settings[""].items() if key in known}
     rule: dict[str, Any] = {"quant_types": list(settings)}
@@ -161,7 +161,7 @@ def _written(settings: Settings, known: Iterable[str]) -> dict[str, Any]:
 
 
 def _merged(model: Any, config_list: Any, settings: list[Settings | None]) -> dict[int, Any]:
-    """Return which rules share layers, each under its number, and under -1 what their layers get."""
+    """Return the rules that share layers, under their numbers, and the settings of these layers under -1."""
     taken: dict[str, list[int]] = {}
     backend = backend_of(model)
     layers = backend.layers(model)

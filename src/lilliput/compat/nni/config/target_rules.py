@@ -1,7 +1,7 @@
-"""v3's config lists for pruners: what each rule says of the weight, and of what follows it.
+"""v3's config lists for pruners: the settings of each rule for the weight and its companions.
 
-A rule of v3 sets its targets (``weight``, ``bias``, ``_output_``) one by one. What the rules of today say
-as well stays in the rule; the rest becomes a :class:`Target`, which :mod:`target_masks` reads.
+A rule of v3 sets its targets (``weight``, ``bias``, ``_output_``) one by one. Settings that current rules
+can express stay in the rule; the others become a :class:`Target`, which :mod:`target_masks` reads.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ _TARGETS = ("weight", "bias", "_output_", "_output_0")
 
 @dataclass(frozen=True)
 class Target:
-    """What one rule of v3 asks of the layers that it takes.
+    """The settings of one v3 rule for its layers.
 
     Parameters
     ----------
     ratio : float, optional
         Share to remove: of the layer, or of its global group.
     threshold : float, optional
-        Remove what scores below; in place of ``ratio``.
+        Remove what scores below it; replaces ``ratio``.
     least, most : float
-        Bounds of the share that goes from this layer.
+        Bounds of the share that is removed from this layer.
     granularity : str or tuple of int, optional
         ``out_channel``, ``in_channel``, or the sizes of blocks along the last dimensions, -1 for whole.
     global_id, dependency_id : optional
-        Layers that share a ratio, or the positions that go.
+        Layers that share a ratio, or the removed positions.
     blocks : int
-        Into how many equal parts the scores are cut, each of which loses the same share.
+        Number of equal parts of the scores, each of which loses the same share.
     align : str, optional
         The layer whose weight mask is followed, along its first dimension.
     masked : tuple of str
@@ -64,9 +64,9 @@ class Target:
 def split_rules(
     config_list: Any, title: str, always: bool = False
 ) -> tuple[Any, list[Target | None]]:
-    """Return rules of today and what v3's rules say beyond them; no targets if there is nothing.
+    """Return current rules, and targets for the settings of v3 beyond them; no targets if there are none.
 
-    With ``always``, there are targets in any case.
+    With ``always``, targets are always returned.
 
     Examples
     --------
@@ -110,7 +110,7 @@ def _goes_beyond(rule: Any) -> bool:
 
 
 def _setting_of(rule: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the setting of one target: that of the rule, unless the target has its own."""
+    """Return the setting of one target: its own, or that of the rule."""
     shared = {k: v for k, v in rule.items() if k not in (*_SELECTORS, "target_names")}
     own = shared.pop("target_settings", None) or {}
     own = own.get(name) if isinstance(own, Mapping) else None
@@ -118,7 +118,7 @@ def _setting_of(rule: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 class _Reader:
-    """Reads rules one by one, and raises with the place of what it cannot mean."""
+    """Reads rules one by one, and raises with the location of what it cannot interpret."""
 
     def __init__(self, title: str) -> None:
         self.title = title
@@ -210,7 +210,7 @@ class _Reader:
         return value
 
     def check_groups(self, targets: Sequence[Target | None]) -> None:
-        """Refuse layers of one group that ask for different shares."""
+        """Raise for layers of one group with different shares."""
         for key, of in (("global_group_id", "global_id"), ("dependency_group_id", "dependency_id")):
             ratios: dict[Any, float | None] = {}
             for index, target in enumerate(targets):

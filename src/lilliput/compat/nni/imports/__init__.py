@@ -1,1 +1,1 @@
-"""Where NNI's import paths lead: tables of its names, and what replaces each."""
+"""Targets of NNI's import paths: tables of its names, and their replacements."""

@@ -1,4 +1,4 @@
-"""Put NNI's import paths in place, and take them away again without a trace."""
+"""Install NNI's import paths, and remove them again without a trace."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ class ShimModule(ModuleType):
 
 
 class ShimLoader(Loader):
-    """Make shim modules."""
+    """Creates shim modules."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return an empty shim module; it fills itself."""
+        """Return an empty shim module, whose names are looked up on use."""
         return ShimModule(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do nothing: there is no code behind the module."""
+        """Do nothing: the module has no code."""
 
 
 class ShimFinder(MetaPathFinder):
-    """Answer for the paths in the table, and keep what was there before.
+    """Finds the paths in the table, and keeps the modules that were replaced.
 
-    ``from nni.x import Name`` asks here for ``nni.x.Name`` when the module has no such attribute,
-    provided that ``nni.x`` is a package. So all shim modules are packages: that is the one place
-    where such an import can get a message of ours.
+    ``from nni.x import Name`` looks here for ``nni.x.Name`` if the module has no such attribute,
+    provided that ``nni.x`` is a package. So all shim modules are packages: this is the only place
+    where such an import can raise our message.
     """
 
     def __init__(self, replaced: dict[str, ModuleType]) -> None:
@@ -63,7 +63,7 @@ class ShimFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the spec of a shim module; what is missing below ``nni`` is explained, not found."""
+        """Return the spec of a shim module; for missing names below ``nni``, raise an explanation."""
         if fullname in PATHS:
             return ModuleSpec(fullname, ShimLoader(), origin="lilliput.compat.nni", is_package=True)
         parent, _, name = fullname.rpartition(".")
@@ -80,12 +80,12 @@ def install(force: bool = False) -> None:
     Parameters
     ----------
     force : bool
-        Take the place of a real NNI that is installed or even imported; ``uninstall()`` gives it back.
+        Replace a real NNI that is installed or even imported; ``uninstall()`` restores it.
 
     Raises
     ------
     StageError
-        When a real NNI is there and ``force`` is not set.
+        If a real NNI is installed and ``force`` is not set.
 
     Examples
     --------
@@ -127,8 +127,8 @@ def _is_nni(name: str) -> bool:
 
 
 def _real_nni() -> str:
-    """Say where a real NNI is, empty if there is none."""
-    # Importing can be blocked by an entry that is None; that belongs to no package.
+    """Return where a real NNI is, or an empty string."""
+    # Importing can be blocked by an entry that is None, which belongs to no package.
     module = sys.modules.get("nni")
     if module is not None:
         return f"imported already (from {getattr(module, '__file__', None) or 'memory'})"

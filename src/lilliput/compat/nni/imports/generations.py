@@ -1,4 +1,4 @@
-"""Today's classes in the form of a generation: which base each gets, and which constructors."""
+"""Current classes in the form of a generation: the base and the constructors of each."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BASES: dict[str, dict[str, type]] = {
 
 @cache
 def searching_form(name: str, stack: str) -> type:
-    """Return a pruner that searches in the form of a generation; v3 had none of them."""
+    """Return a searching pruner in the form of a generation; v3 had none of them."""
     stack = "first" if stack == "first" else "second"
     module, first, second = SEARCHING[name]
     found = import_module(f"lilliput.compat.nni.classes.{module}")
@@ -46,7 +46,7 @@ def searching_form(name: str, stack: str) -> type:
 
 
 def adapt(cls: type[Compressor], stack: str) -> type:
-    """Return today's class in the form of a generation."""
+    """Return the current class in the form of a generation."""
     base = BASES[stack][cls.kind]
     if cls in (Compressor, Pruner, Quantizer):
         return base

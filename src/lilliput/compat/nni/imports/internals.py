@@ -1,7 +1,7 @@
-"""NNI's internal classes: importing one works, and using it shows the same idea as a small class here.
+"""NNI's internal classes: they can be imported, and on use show the same idea as a small class here.
 
-Its pruners were put together from collectors, calculators, allocators, generators and target spaces. Here
-an algorithm is one class, so there is nothing that those could be plugged into.
+Its pruners were assembled from collectors, calculators, allocators, generators and target spaces. Here
+an algorithm is one class, so these could not be plugged in anywhere.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NoReturn
 from lilliput.compat.nni.imports.tables import NAMES
 from lilliput.errors import StageError
 
-# What a part was for, and a class of today that does it; each is run by a test.
+# The purpose of a part, and a current class that does the same; each is run by a test.
 IDEAS = {
     "data collectors": (
         "what a pruner looks at while the model runs",
@@ -103,15 +103,15 @@ def message(name: str) -> str:
 
 
 class Refused:
-    """The base of NNI's internal classes; neither instances nor subclasses can be made.
+    """Base class of NNI's internal classes; it can be neither instantiated nor subclassed.
 
-    ``not_here`` is what :mod:`lilliput.compat.nni.reading.check` says of them.
+    ``not_here`` is used by :mod:`lilliput.compat.nni.reading.check`.
     """
 
-    not_here: ClassVar[str] = ""  # what the check of a program says
+    not_here: ClassVar[str] = ""  # message of the check of a program
 
     def __new__(cls, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse, with what to use instead."""
+        """Raise, with what to use instead."""
         raise StageError(message(cls.__name__))
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -120,7 +120,7 @@ class Refused:
 
     @classmethod
     def from_compressor(cls, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse, with what to use instead."""
+        """Raise, with what to use instead."""
         raise StageError(message(cls.__name__))
 
 

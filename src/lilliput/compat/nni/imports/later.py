@@ -1,4 +1,4 @@
-"""Algorithms of NNI that are still to come: they can be imported, and say on use when they come."""
+"""Planned algorithms of NNI: they can be imported, and raise on use with the planned release."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lilliput.errors import StageError
 
 _TRAINING, _SEARCH = "0.4", "0.5"
 
-# name: the release that brings it, and what to take until then
+# name: the planned release, and what to use until then
 LATER = {
     "TransformerHeadPruner": (
         _TRAINING,
@@ -24,7 +24,7 @@ LATER = {
 
 @cache
 def class_of(name: str) -> type | None:
-    """Return a class that refuses to be used, None for a name that is not to come.
+    """Return a class that raises on use, or None for a name that is not planned.
 
     Examples
     --------
@@ -43,11 +43,11 @@ class _Later:
 
     @classmethod
     def from_compressor(cls, *args: Any, **kwargs: Any) -> Any:
-        """Refuse, as the constructor does."""
+        """Raise, as the constructor does."""
         raise StageError(explain(cls.__name__))
 
 
 def explain(name: str) -> str:
-    """Say which release brings a name of NNI, and what to take until then."""
+    """Return which release brings a name of NNI, and what to use until then."""
     release, instead = LATER.get(name, ("a later release", ""))
     return f"{name} comes with Lilliput {release}; this is {__version__}. Until then: {instead}"

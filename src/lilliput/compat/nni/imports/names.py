@@ -1,4 +1,4 @@
-"""From an old name to today's object, or to an error that says what there is instead."""
+"""From an old name to the current object, or to an error with the alternatives."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from lilliput.errors import ConfigError, LilliputError, nearest
 
 
 class UnavailableImportError(LilliputError, ImportError):
-    """NNI had what is imported here, Lilliput does not have it."""
+    """NNI had the imported name, but Lilliput does not."""
 
 
 class UnavailableNameError(LilliputError, AttributeError):
-    """A module of NNI is asked for a name that Lilliput does not have."""
+    """A module of NNI has a name that Lilliput does not."""
 
 
 def names_at(path: str) -> list[str]:
@@ -59,7 +59,7 @@ def resolve(path: str, name: str) -> Any:
     Raises
     ------
     UnavailableNameError
-        When NNI had no such name there, or Lilliput has nothing that corresponds.
+        If NNI had no such name there, or Lilliput has no equivalent.
     """
     if name in children(path):
         return import_module(f"{path}.{name}")
@@ -70,7 +70,7 @@ def resolve(path: str, name: str) -> Any:
 
 
 def explain_missing(path: str, name: str) -> str:
-    """Say that a name is not available, and what is."""
+    """Return that a name is not available, and what is."""
     if path == "nni":
         return f"{path}.{name} is not available: Lilliput replaces NNI's model compression only."
     usable = [found for found in available(path) if not _is_internal(path, found)]
@@ -80,7 +80,7 @@ def explain_missing(path: str, name: str) -> str:
         return f"{path}.{name} is not available in {version}. {listed}"
     hint = nearest(name, names_at(path))
     return (
-        f"{path}.{name} is not here: the shim has the names that NNI documented, not its internal "
+        f"{path}.{name} is not here: the shim has the documented names of NNI, not its internal "
         f"modules.{hint} {listed}"
     )
 
@@ -91,12 +91,12 @@ def _is_internal(path: str, name: str) -> bool:
 
 
 def find_name(path: str, name: str) -> Any:
-    """Return the object behind a name, None if NNI had none at that path or there is none here."""
+    """Return the object behind a name, or None if NNI or Lilliput has none."""
     return _find(path, name) if name in names_at(path) and name not in children(path) else None
 
 
 def _find(path: str, name: str) -> Any:
-    """Return the object behind a name that NNI had at a path, None if there is none."""
+    """Return the object behind a name that NNI had at a path, or None."""
     part = next(part for part in PATHS[path] if name in NAMES[part])
     if name in HERE and part not in FOR_TENSORFLOW:
         is_v1 = f"{path}.".startswith("nni.compression.torch.")
@@ -115,7 +115,7 @@ def _find(path: str, name: str) -> Any:
 
             return searching_form(name, stack_of(path))
         return class_of(name) if found is None else _in_form(found, stack_of(path))
-    # What TensorFlow's users subclassed is the same for all frameworks, so none is imported for it.
+    # The base classes for TensorFlow's users are independent of the framework, so none is imported.
     found = found or getattr(import_module("lilliput"), TODAY.get(name, name), None)
     if name != "SlimPruner" and "keras" not in getattr(found, "backends", ("keras",)):
         return None
@@ -127,7 +127,7 @@ def _find(path: str, name: str) -> Any:
 
 
 def stack_of(path: str) -> str:
-    """Return to which generation of classes a path belongs.
+    """Return the generation of classes that a path belongs to.
 
     Examples
     --------
@@ -139,7 +139,7 @@ def stack_of(path: str) -> str:
 
 @cache
 def _in_form(found: Any, stack: str) -> Any:
-    """Return a compressor of today in the form of a generation, anything else as it is."""
+    """Return a current compressor in the form of a generation, anything else unchanged."""
     if not (isinstance(found, type) and issubclass(found, import_module("lilliput").Compressor)):
         return found
     if "torch" not in getattr(found, "backends", ()):

@@ -1,11 +1,11 @@
-"""What NNI called things, and where: data only, for every generation from 2019 to v3.0."""
+"""NNI's names and paths: data only, for every generation from 2019 to v3.0."""
 
 from __future__ import annotations
 
-# Names that the shim offers, by the part of NNI they belong to. A pruner or quantizer is looked up
-# in Lilliput's registry, everything else in lilliput.torch, or in lilliput itself for TensorFlow; one
-# that is found nowhere is reported as not available in this version. A new algorithm therefore needs
-# no change here.
+# Names that the shim provides, by the part of NNI they belong to. A pruner or quantizer is looked
+# up in Lilliput's registry, everything else in lilliput.torch, or in lilliput itself for
+# TensorFlow; one that is not found is reported as not available in this version. A new algorithm
+# therefore needs no change here.
 NAMES: dict[str, tuple[str, ...]] = {
     "framework": (
         *("Compressor", "Pruner", "Quantizer", "WeightMasker", "LayerInfo"),
@@ -46,7 +46,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "sensitivity": ("SensitivityAnalysis",),
     "utils of v3": ("auto_set_denpendency_group_ids",),
     "distillers": ("DynamicLayerwiseDistiller", "Adaptive1dLayerwiseDistiller"),
-    # What follows can be imported; using it shows how the same is written here.
+    # The following can be imported; using it shows how the same is written here.
     "data collectors": (
         *("DataCollector", "HookCollectorInfo", "WeightDataCollector"),
         *("WeightTrainerBasedDataCollector", "SingleHookTrainerBasedDataCollector"),
@@ -97,7 +97,7 @@ NAMES: dict[str, tuple[str, ...]] = {
 
 FOR_TENSORFLOW = frozenset(part for part in NAMES if part.startswith("tensorflow"))
 
-# What today's class is called, where it is not called the same.
+# Current names of classes, where they differ.
 TODAY = {
     "TorchCompressor": "Compressor",
     "TorchPruner": "Pruner",
@@ -107,7 +107,8 @@ TODAY = {
     "TfQuantizer": "Quantizer",
 }
 
-# NNI renamed these algorithms between 2019 and v3; the registry is asked for the other names as well.
+# NNI renamed these algorithms between 2019 and v3; the registry is also searched for the other
+# names.
 RENAMED = {
     "L1FilterPruner": ("L1NormPruner",),
     "L2FilterPruner": ("L2NormPruner",),
@@ -124,7 +125,7 @@ RENAMED = {
     "TfDoReFaQuantizer": ("DoReFaQuantizer",),
 }
 
-# Which generation of classes a path leads to: the first row that fits. Quantizers of v2 are of one kind.
+# The generation of classes of a path: the first matching row. Quantizers of v2 are of one kind.
 STACKS = (
     ("nni.algorithms.compression.v2", "second"),
     ("nni.compression.pytorch.pruning", "second"),
@@ -137,8 +138,8 @@ STACKS = (
     ("nni", "first"),
 )
 
-# Pruners that are strategies of Search today: their module, the form of the first stack, and of the second
-# (which did not have NetAdapt).
+# Pruners that are strategies of Search now: their module, the form of the first stack, and of the
+# second (which did not have NetAdapt).
 SEARCHING: dict[str, tuple[str, str, str]] = {
     "NetAdaptPruner": ("searching", "NetAdaptForm", "NetAdaptForm"),
     "SimulatedAnnealingPruner": ("searching", "AnnealingForm", "SecondAnnealingForm"),
@@ -146,7 +147,7 @@ SEARCHING: dict[str, tuple[str, str, str]] = {
     "AMCPruner": ("amc", "SearchedChannels", "SearchedAndCut"),
 }
 
-# Names that are made here, by module.
+# Names that are defined here, by module.
 HERE = {
     "ModelSpeedup": "tools.speedup",
     "ModelSpeedupTensorRT": "tools.tensorrt",
@@ -174,7 +175,7 @@ HERE = {
 _COLLECTED = ("data collectors", "metrics calculators", "sparsity allocators")
 INTERNAL = (*_COLLECTED, "schedulers", "target spaces")
 
-# What was another function under the paths of 1.x.
+# Names of other functions under the paths of 1.x.
 HERE_IN_V1 = {"count_flops_params": "count_flops_and_params"}
 
 _ALGORITHMS = ("pruners", "quantizers")
@@ -262,7 +263,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "nni.contrib.compression.utils": ("utils of v3", "evaluators"),
 }
 
-# Files of algorithms, which programs imported from as well: the same names are found there.
+# Files of algorithms, which programs also imported from: they have the same names.
 _OF_V1 = (
     *("agp", "lottery_ticket", "admm_pruner", "net_adapt_pruner", "simulated_annealing_pruner"),
     *("auto_compress_pruner", "sensitivity_pruner", "one_shot_pruner", "iterative_pruner"),

@@ -1,4 +1,4 @@
-"""Report, without running a program, what of NNI it uses and whether that runs here.
+"""Report, without running a program, what it uses of NNI and whether that runs here.
 
 Examples
 --------
@@ -28,7 +28,7 @@ _LEFT_OUT = {"__pycache__", "node_modules", "site-packages", "build", "dist", "v
 
 @dataclass(frozen=True)
 class FileReport:
-    """What is said about one file."""
+    """The report on one file."""
 
     file: Path
     verdicts: tuple[Verdict, ...] = ()
@@ -36,7 +36,7 @@ class FileReport:
 
     @property
     def runs(self) -> bool:
-        """Whether all that it uses runs here."""
+        """Whether everything that it uses runs here."""
         return not self.fault and all(verdict.runs for verdict in self.verdicts)
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ def check_file(file: Path) -> FileReport:
 
 
 def check_files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[FileReport]:
-    """Report on programs, and on all programs of folders; those without NNI are left out of folders."""
+    """Report on programs, and on all programs in folders; those without NNI are skipped in folders."""
     for path in map(Path, paths):
         if not path.is_dir():
             yield check_file(path)

@@ -1,7 +1,8 @@
-"""Whether what a program uses of NNI runs here, and how it is spelled today.
+"""Check whether what a program uses of NNI runs here, and find its current spelling.
 
-The answers come from the shim itself: a name is looked up as an import would, and the arguments of a
-constructor go through the same forms as in a run, with a stand-in for each value that is not written out.
+The results come from the shim itself: a name is looked up as an import would, and the arguments of a
+constructor are read by the same forms as at run time, with a placeholder for each value that is not a
+literal.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ UNCHANGED = "runs unchanged"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is said about one use: ``runs unchanged``, ``runs, spelled today …`` or ``not here: …``."""
+    """The verdict on one use: ``runs unchanged``, ``runs, spelled today …`` or ``not here: …``."""
 
     line: int
     name: str
@@ -36,7 +37,7 @@ class Verdict:
 
 
 def judge_name(use: NameUse) -> Verdict:
-    """Say whether a name can be imported, and what it is called today."""
+    """Return whether a name can be imported, and its current name."""
     shown = f"{use.module}.{use.name}" if use.name else use.module
     if not use.name or use.name in children(use.module):
         return Verdict(use.line, shown, UNCHANGED)
@@ -54,12 +55,12 @@ def judge_name(use: NameUse) -> Verdict:
 
 
 def missing_reason(found: Any) -> str:
-    """Return what a class that replaces a missing one says about it, empty for one that works."""
+    """Return the message of a class that replaces a missing one, or an empty string for one that works."""
     return str(getattr(found, "not_here", ""))
 
 
 def today_of(module: str, name: str) -> str:
-    """Return the name under which a name of NNI is found in ``lilliput.torch`` or ``lilliput.keras``.
+    """Return the name of a name of NNI in ``lilliput.torch`` or ``lilliput.keras``.
 
     Examples
     --------
@@ -84,12 +85,12 @@ def _spelled(old: str, today: str) -> str:
 
 
 def judge_call(use: CallUse) -> Iterator[Verdict]:
-    """Say whether a call fits, for each class or function that may be called there."""
+    """Return whether a call fits, for each class or function that may be called there."""
     for path in use.paths:
         module, name = split(path)
         found = find_name(module, name) if name else None
         if found is None or missing_reason(found):
-            continue  # said where the name is
+            continue  # reported at the name
         members = [*path[len(module) + len(name) + 2 :].split("."), use.method]
         called = found
         for member in filter(None, members):
@@ -125,7 +126,7 @@ def _judge_arguments(use: CallUse, name: str, called: Any, is_method: bool) -> V
 
 
 def given_arguments(node: ast.Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a call, those that are not written out as unknown."""
+    """Return the arguments of a call, with unknowns for those that are not literals."""
     args = tuple(_value(arg) for arg in node.args if not isinstance(arg, ast.Starred))
     return args, {word.arg: _value(word.value) for word in node.keywords if word.arg is not None}
 
@@ -136,11 +137,11 @@ def _value(node: ast.expr) -> Any:
     except ValueError:
         return Unknown()
     is_plain = value is None or isinstance(value, (bool, int, float, str))
-    return value if is_plain else Unknown()  # rules are judged on their own
+    return value if is_plain else Unknown()  # rules are judged separately
 
 
 def is_open(node: ast.Call) -> bool:
-    """Whether a call has arguments that only a run can tell."""
+    """Whether a call has arguments that are only known at run time."""
     starred = any(isinstance(arg, ast.Starred) for arg in node.args)
     return starred or any(word.arg is None for word in node.keywords)
 
@@ -156,7 +157,7 @@ def _as_written(node: ast.Call) -> list[str]:
 def constructor_of_today(
     called: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Sequence[str] | None:
-    """Return the arguments of today's constructor, None if the class has one form only."""
+    """Return the arguments of the current constructor, or None if the class has one form only."""
     forms = getattr(called, "forms", ())
     if not forms:
         return None
@@ -169,7 +170,7 @@ def constructor_of_today(
     bound = {name: _neutral(name, value) for name, value in given.items()}
     today = stand_in._translated(bound)
     if called.adapts is None:
-        return None  # it has no constructor today
+        return None  # it has no constructor now
     defaults = inspect.signature(called.adapts).parameters
     return _in_order(
         [
@@ -185,13 +186,13 @@ _TRAINING = {"trainer=…", "evaluator=…", "finetuner=…"}
 
 
 def _in_order(names: Sequence[str]) -> list[str]:
-    """Return arguments as they are written: those that go by position first."""
+    """Return arguments in the order of writing: positional ones first."""
     first = [name for name in _POSITIONAL if name in names]
     return first + [f"{name}=…" for name in names if name not in first]
 
 
 def _neutral(name: str, value: Any) -> Any:
-    """Return an unknown mode as the usual one: which one it is decides, and only a run knows it."""
+    """Return an unknown mode as the usual one, because only a run knows it."""
     return "normal" if name == "mode" and isinstance(value, Unknown) else value
 
 
@@ -217,7 +218,7 @@ def _bind(
         return  # of a built-in
     kinds = {parameter.kind for parameter in signature.parameters.values()}
     if {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD} <= kinds:
-        # It hands on what it gets to the class of today.
+        # It passes its arguments to the current class.
         signature = inspect.signature(getattr(called, "adapts", None) or called)
     if is_method and inspect.isfunction(called):
         args = (Unknown(), *args)

@@ -1,4 +1,4 @@
-"""Config lists that are written out in a program: what their source says, and which keys run."""
+"""Config lists that are written out in a program: their source, and which keys run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lilliput.errors import Problem, nearest
 
 
 class Expression(str):
-    """The source of a value that only a run can tell, such as ``args.sparsity``."""
+    """The source of a value that is only known at run time, such as ``args.sparsity``."""
 
     __slots__ = ()
 
@@ -25,7 +25,7 @@ class Expression(str):
 
 @dataclass(frozen=True)
 class Rule:
-    """One rule of a list in a program: its keys with their lines, and its values as far as they are known."""
+    """One rule of a list in a program: its keys with their lines, and its values as far as known."""
 
     node: ast.Dict
     lines: dict[str, int]
@@ -33,7 +33,7 @@ class Rule:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all its keys are written out: none is computed, or spread from elsewhere."""
+        """Whether all its keys are written out: none is computed, or unpacked from elsewhere."""
         return len(self.lines) == len(self.node.keys)
 
 
@@ -49,7 +49,7 @@ def read_rule(node: ast.Dict) -> Rule:
 
 
 def value_of(node: ast.expr) -> Any:
-    """Return a literal as it is, with expressions in place of what is not one.
+    """Return the value of a literal, with expressions for parts that are not literals.
 
     Examples
     --------
@@ -68,7 +68,7 @@ def value_of(node: ast.expr) -> Any:
 
 
 def judge_rules(use: RulesUse) -> Iterator[Verdict]:
-    """Say of each key of a config list whether the classes it is for read it, and as what."""
+    """Return for each key of a config list whether its classes read it, and as what."""
     known = _known_keys(use.paths)
     rules = [read_rule(item) for item in use.node.elts if isinstance(item, ast.Dict)]
     faults = own_faults(use.paths, rules)
@@ -80,7 +80,7 @@ def judge_rules(use: RulesUse) -> Iterator[Verdict]:
 
 
 def own_faults(paths: tuple[str, ...], rules: list[Rule]) -> list[Problem] | None:
-    """Return what is wrong with rules that their class reads in a way of its own, None for others."""
+    """Return the problems of rules that their class reads in its own way, or None for others."""
     values = [{key: _assumed(key, value) for key, value in rule.values.items()} for rule in rules]
     readers = [getattr(find_name(*split(path)), "faults_of", None) for path in paths]
     found = [reader(values) for reader in readers if reader is not None]
@@ -90,7 +90,7 @@ def own_faults(paths: tuple[str, ...], rules: list[Rule]) -> list[Problem] | Non
 
 
 def _assumed(key: str, value: Any) -> Any:
-    """Return a number for one that only a run can tell."""
+    """Return a number for one that is only known at run time."""
     return 0.5 if isinstance(value, Expression) and "spars" in key else value
 
 

@@ -24,7 +24,7 @@ SUFFIXES = (".py", ".yaml", ".yml", ".json")
 
 @dataclass(frozen=True)
 class Change:
-    """What a migration makes of one file, and what it says about it."""
+    """The migration of one file, and the messages about it."""
 
     file: Path
     before: bytes
@@ -35,23 +35,23 @@ class Change:
     @property
     def diff(self) -> str:
         """The change as a unified diff, empty if there is none."""
-        if self.before == self.after:  # also what is not UTF-8
+        if self.before == self.after:  # also if it is not UTF-8
             return ""
         old, new = (data.decode().splitlines(keepends=True) for data in (self.before, self.after))
         name = self.file.as_posix().lstrip("/")
         return "".join(_terminated(difflib.unified_diff(old, new, f"a/{name}", f"b/{name}")))
 
     def write(self) -> None:
-        """Replace the file in one step; refuse if it is not what was read any more."""
+        """Replace the file atomically; raise if it has changed since it was read."""
         if self.file.read_bytes() != self.before:
-            raise ConfigError(f"{self.file} was changed in the meantime; run it again.")
+            raise ConfigError(f"{self.file} was changed in the meantime; run the migration again.")
         write_atomically(self.file, self.after)
 
 
 def find_changes(paths: Iterable[str | os.PathLike[str]]) -> list[Change]:
-    """Return what migrating files, and the files of folders, would change or has to say.
+    """Return the changes and messages of migrating files, and the files of folders.
 
-    Files of folders that have nothing to do with NNI are left out.
+    Files of folders that do not use NNI are skipped.
     """
     changes = []
     for path in map(Path, paths):
@@ -66,7 +66,7 @@ def find_changes(paths: Iterable[str | os.PathLike[str]]) -> list[Change]:
 def _in_folder(file: Path) -> Change | None:
     try:
         change = _migrated(file)
-    except ConfigError:  # some file that only looks like one of ours
+    except ConfigError:  # a file that only looks like one of ours
         return None
     uses_nni = change.report is not None and (change.report.verdicts or change.report.fault)
     return change if uses_nni or change.before != change.after or change.notes else None
@@ -105,13 +105,13 @@ def _config_file(file: Path) -> Change:
 
 
 def _translated(value: Any, notes: list[str]) -> Any:
-    """Return a file's content with its lists of rules in today's keys, wherever they are."""
+    """Return a file's content with its lists of rules in the current keys, wherever they are."""
     if isinstance(value, dict):
         return {key: _translated(held, notes) for key, held in value.items()}
     if not isinstance(value, list) or not all(isinstance(rule, dict) for rule in value):
         return value
     if any(map(is_of_v3, value)):
-        return value  # its quantizers have other defaults than today's
+        return value  # its quantizers have other defaults than the current ones
     translation = translate(value)
     if translation.problems or not translation.notes or not _are_rules(translation.rules):
         return value
@@ -128,6 +128,6 @@ def _are_rules(rules: list[Any]) -> bool:
 
 
 def _terminated(lines: Iterable[str]) -> Iterator[str]:
-    """Mark a last line without an end, as diff does."""
+    """Mark a last line without a newline, as diff does."""
     for line in lines:
         yield line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"

@@ -1,7 +1,7 @@
-"""Rewrite a program for today: the keys of its config lists, and imports that need no other change.
+"""Rewrite a program: the keys of its config lists, and imports that need no other change.
 
-What is not sure stays as it is: a config list with comments inside, computed keys or values that decide
-how a key reads; a class whose constructor, methods or answers differ in any way that the program uses.
+Uncertain parts are kept: a config list with comments inside, computed keys or values that decide
+how a key reads; a class whose constructor, methods or results differ in any way that the program uses.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Edit:
 
 
 def rewrite(source: bytes) -> bytes:
-    """Return a program with its imports and config lists in today's spelling.
+    """Return a program with its imports and config lists in the current spelling.
 
     Examples
     --------
@@ -47,12 +47,12 @@ def rewrite(source: bytes) -> bytes:
     edits = [*_lists(tree, text), *_imports(tree, text)]
     for edit in sorted(edits, key=lambda edit: edit.start, reverse=True):
         source = source[: edit.start] + edit.text.encode() + source[edit.end :]
-    ast.parse(source)  # or the caller would write what Python cannot read
+    ast.parse(source)  # otherwise the caller would write invalid Python
     return source
 
 
 class _Text:
-    """The source as bytes, which is what positions in a syntax tree count."""
+    """The source as bytes, which positions in a syntax tree count."""
 
     def __init__(self, source: bytes) -> None:
         self.source = source
@@ -78,7 +78,7 @@ def _lists(tree: ast.Module, text: _Text) -> Iterator[Edit]:
     for use in find_uses(tree).rules:
         rules = [read_rule(item) for item in use.node.elts if isinstance(item, ast.Dict)]
         if own_faults(use.paths, rules) is not None or any(is_of_v3(rule.values) for rule in rules):
-            continue  # what such a rule leaves out is not what it is today
+            continue  # the defaults of such a rule differ from the current ones
         for rule in rules:
             if not rule.is_complete or _has_comment(text.of(rule.node)):
                 continue
@@ -91,7 +91,7 @@ def _lists(tree: ast.Module, text: _Text) -> Iterator[Edit]:
 
 
 def _is_sure(rule: Rule) -> bool:
-    """Whether values that only a run knows stay as they are under the key that they get."""
+    """Whether values that are only known at run time are unchanged under their new key."""
     lists = {"op_types", "op_names"}
     return not any(
         _holds_expression(value)
@@ -112,7 +112,7 @@ def _has_comment(source: str) -> bool:
 
 
 def _written(made: dict[str, Any], rule: Rule, text: _Text) -> str:
-    """Return one rule as source, in the manner of the one that it replaces."""
+    """Return one rule as source, in the style of the one that it replaces."""
     quote = '"' if text.of(rule.node).find('"') >= 0 and "'" not in text.of(rule.node) else "'"
     nodes = {
         key.value: value

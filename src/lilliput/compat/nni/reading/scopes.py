@@ -1,4 +1,4 @@
-"""What the names of a program refer to, read from its source: modules, classes and objects of NNI.
+"""Resolve the names of a program from its source: modules, classes and objects of NNI.
 
 Nothing is executed. A name that is bound to several things refers to all of them, and one that is
 bound to anything else (a parameter, a loop variable, another library's object) refers to nothing.
@@ -10,12 +10,12 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-_MAKES = ".from_compressor"  # a method of a class that makes an object of it
+_MAKES = ".from_compressor"  # a class method that returns an object of the class
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """A dotted path of NNI; an object is what calling it gave."""
+    """A dotted path of NNI; an object is the result of calling it."""
 
     path: str
     is_object: bool = False
@@ -29,11 +29,11 @@ class Scope:
     names: dict[str, list[str | tuple[ast.expr, Scope] | None]] = field(default_factory=dict)
 
     def bind(self, name: str, value: str | tuple[ast.expr, Scope] | None) -> None:
-        """Add one more thing that a name is bound to."""
+        """Add another binding of a name."""
         self.names.setdefault(name, []).append(value)
 
     def find(self, name: str) -> list[str | tuple[ast.expr, Scope] | None]:
-        """Return all that a name is bound to in the innermost scope that binds it."""
+        """Return all bindings of a name in the innermost scope that binds it."""
         scope: Scope | None = self
         while scope is not None:
             if name in scope.names:
@@ -43,7 +43,7 @@ class Scope:
 
 
 class Bindings(ast.NodeVisitor):
-    """Read who binds what, and answer what an expression refers to.
+    """Collects all bindings, and resolves what an expression refers to.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ class Bindings(ast.NodeVisitor):
         self._assigned: set[ast.AST] = set()
         self.visit(tree)
 
-    # -- answers ---------------------------------------------------------------------------------------
+    # -- queries -----------------------------------------------------------------------------------
 
     def meanings(self, node: ast.expr) -> list[Meaning]:
         """Return what an expression refers to; empty if it is, or may be, anything but NNI's."""
@@ -75,7 +75,7 @@ class Bindings(ast.NodeVisitor):
         return list(dict.fromkeys(known)) if len(known) == len(found) else []
 
     def value(self, node: ast.expr) -> ast.expr:
-        """Return the expression that a name was assigned, if it is the only one; else the node."""
+        """Return the expression that a name was assigned, if it is the only one; otherwise the node."""
         if isinstance(node, ast.Name):
             bound = self.scopes.get(node, self.top).find(node.id)
             if len(bound) == 1 and isinstance(bound[0], tuple):
@@ -131,7 +131,7 @@ class Bindings(ast.NodeVisitor):
     # -- reading ---------------------------------------------------------------------------------------
 
     def visit(self, node: ast.AST) -> None:
-        """Remember in which scope a node is, and visit it."""
+        """Record the scope of a node, and visit it."""
         self.scopes[node] = self.scope
         super().visit(node)
 
@@ -143,7 +143,7 @@ class Bindings(ast.NodeVisitor):
             self.scope.bind(alias.asname or top, path if top == "nni" else None)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        """Bind each name; a star offers all that the module has."""
+        """Bind each name; a star binds all names of the module."""
         module = node.module or ""
         is_nni = node.level == 0 and module.partition(".")[0] == "nni"
         for alias in node.names:
@@ -171,12 +171,12 @@ class Bindings(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Name(self, node: ast.Name) -> None:
-        """Bind targets of loops, ``with``, ``del`` and similar to nothing that is known."""
+        """Bind targets of loops, ``with``, ``del`` and similar to nothing known."""
         if not isinstance(node.ctx, ast.Load) and node not in self._assigned:
             self.scope.bind(node.id, None)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
-        """Bind the class itself to nothing of NNI: it is the program's own."""
+        """Bind the class itself to nothing of NNI: it belongs to the program."""
         self.scope.bind(node.name, None)
         for part in (*node.bases, *node.keywords, *node.decorator_list):
             self.visit(part)
@@ -186,7 +186,7 @@ class Bindings(ast.NodeVisitor):
         self.scope = outer
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        """Give a function names of its own, of which its parameters are unknown."""
+        """Give a function its own names, of which its parameters are unknown."""
         self.scope.bind(node.name, None)
         for part in node.decorator_list:
             self.visit(part)

@@ -1,4 +1,4 @@
-"""Whether a class of NNI that a program imports can be today's class, without any other change."""
+"""Check whether a class of NNI in a program can be replaced by the current class without other changes."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from lilliput.compat.nni.reading.scopes import Bindings, Meaning
 from lilliput.compat.nni.reading.uses import split
 from lilliput.errors import LilliputError
 
-# Methods that do the same through the shim and without it, and how many arguments they may have: masks
-# that export_model() writes are in NNI's form through the shim only.
+# Methods that do the same with and without the shim, and their maximum number of arguments: masks
+# that export_model() writes are in NNI's form with the shim only.
 _SAME = {"compress": 0, "update_epoch": 1, "step": 0, "export_model": 1}
-# What a layer has through the shim only, while it is compressed.
+# Attributes that a compressed layer has with the shim only.
 _WRAPPER_ONLY = {"module", "weight_mask", "bias_mask", "old_weight", "if_calculated", "prune_idx"}
 
 
 def today_for_sure(
     tree: ast.Module, bindings: Bindings, node: ast.ImportFrom, alias: ast.alias
 ) -> str:
-    """Return the path of today's class for an imported name, empty if the program needs NNI's form."""
+    """Return the path of the current class for an imported name, empty if the program needs NNI's form."""
     module, name = split(f"{node.module}.{alias.name}")
     found = find_name(module, name) if name else None
     if found is None or missing_reason(found) or bindings.stars:
         return ""
     today = today_of(module, name)
     if not today or getattr(found, "adapts", None) is None:
-        # Of one that is not adapted, the same object is behind both paths.
+        # If a class is not adapted, the same object is behind both paths.
         return today if today and _is_same_object(found, today) else ""
     if stack_of(module) != "first" or _asks_layers(tree):
         return ""
@@ -59,7 +59,7 @@ def _asks_layers(tree: ast.Module) -> bool:
 
 
 def _is_used_alike(tree: ast.Module, bindings: Bindings, meaning: Meaning, found: Any) -> bool:
-    """Whether the class is only called, alike, and its objects only asked what is the same."""
+    """Whether the class is only called, compatibly, and only compatible methods of its objects are used."""
     parents = {child: parent for parent in ast.walk(tree) for child in ast.iter_child_nodes(parent)}
     for node, said in _loads(tree, bindings):
         parent = parents.get(node)
@@ -90,12 +90,12 @@ def _loads(tree: ast.Module, bindings: Bindings) -> Iterator[tuple[ast.expr, lis
 
 
 def _is_alike(found: Any, call: ast.Call) -> bool:
-    """Whether today's constructor takes the same arguments, and reads the same rules."""
+    """Whether the current constructor takes the same arguments, and reads the same rules."""
     args, kwargs = given_arguments(call)
     if is_open(call):
         return False
     if not found.forms:
-        return True  # it hands on what it gets
+        return True  # it passes its arguments on
     rules = [{"sparsity": 0.5}]
     try:
         today = constructor_of_today(found, args, kwargs)

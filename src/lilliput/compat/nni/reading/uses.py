@@ -1,4 +1,4 @@
-"""Where a program uses NNI: its names, its constructors and methods, its config lists."""
+"""Find where a program uses NNI: names, constructors, methods and config lists."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class NameUse:
     line: int
     module: str
     name: str = ""  # empty: the module itself
-    is_guarded: bool = False  # the program goes on without it
+    is_guarded: bool = False  # the program continues without it
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class CallUse:
 
 @dataclass(frozen=True)
 class RulesUse:
-    """A config list that is written out in the program, and the classes it is for."""
+    """A config list that is written out in the program, and its classes."""
 
     line: int
     node: ast.List
@@ -46,7 +46,7 @@ class RulesUse:
 
 @dataclass
 class Uses:
-    """All that a program uses of NNI, in the order of its lines."""
+    """All uses of NNI in a program, in the order of lines."""
 
     names: list[NameUse] = field(default_factory=list)
     calls: list[CallUse] = field(default_factory=list)
@@ -91,7 +91,7 @@ class _Reader(ast.NodeVisitor):
             self.uses.names.append(NameUse(line, module, name, self.guards > 0))
 
     def visit_Try(self, node: ast.Try) -> None:
-        """Take an import whose failure is caught as one that may be missing."""
+        """Treat an import whose failure is caught as one that may be missing."""
         guards = any(_catches_imports(handler) for handler in node.handlers)
         self.guards += guards
         for statement in node.body:
@@ -121,7 +121,7 @@ class _Reader(ast.NodeVisitor):
         self.visit(node.value)
 
     def visit_Name(self, node: ast.Name) -> None:
-        """Read names that only a star can have brought."""
+        """Read names that can only come from a star import."""
         is_free = isinstance(node.ctx, ast.Load) and not self.bindings.scopes[node].find(node.id)
         for meaning in self.bindings.meanings(node) if is_free else ():
             module, name = split(meaning.path)
@@ -141,7 +141,7 @@ class _Reader(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> None:
-        """Take a list of a telling name for a config list, even if it goes through a function."""
+        """Treat a list with a typical name as a config list, even if it is passed through a function."""
         names = [target.id for target in node.targets if isinstance(target, ast.Name)]
         if any(name.endswith(_CONFIG_NAMES) for name in names) and is_rules(node.value):
             self.lists.setdefault(node.value, [])

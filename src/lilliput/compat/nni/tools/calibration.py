@@ -1,4 +1,4 @@
-"""What a quantizer knows about ranges and scales, in the words of NNI's calibration files."""
+"""Ranges and scales of a quantizer in the format of NNI's calibration files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lilliput.torch import QuantType
 log = logging.getLogger("lilliput")
 
 _ENDS = (("min", "low"), ("max", "high"))
-# What 2.0 to 2.3 called the same.
+# Names of the same in 2.0 to 2.3.
 _LATER_WORDS = {
     "weight_bit": "weight_bits",
     "activation_bit": "output_bits",
@@ -38,8 +38,8 @@ def calibration_config(quantizer: Any) -> dict[str, dict[str, Any]]:
         for role in wrapper.roles:
             qparams = quantizer.qparams(wrapper, QuantType(role))
             if qparams is not None and qparams.grid.is_dynamic:
-                qparams = None  # a scale of each call: there is none to write
-            is_binary = isinstance(quantizer, BNNQuantizer)  # its -1 and 1 are held in 8 bits
+                qparams = None  # a scale per call cannot be written
+            is_binary = isinstance(quantizer, BNNQuantizer)  # its -1 and 1 are stored in 8 bits
             entry[f"{role}_bits"] = 1 if is_binary else bits_of(wrapper.config, role)
             if qparams is not None:
                 entry |= _grid_entry(wrapper, role, qparams)
@@ -51,7 +51,7 @@ def calibration_config(quantizer: Any) -> dict[str, dict[str, Any]]:
 
 
 def _grid_entry(wrapper: Any, role: str, qparams: QParams) -> dict[str, Any]:
-    """Return scale and zero point in the shapes that NNI had: they multiply with the tensor."""
+    """Return scale and zero point in NNI's shapes, which broadcast with the tensor."""
     made = {}
     for name, value in (("scale", qparams.scale), ("zero_point", qparams.zero_point)):
         wide = value.detach().cpu().clone()
@@ -62,7 +62,7 @@ def _grid_entry(wrapper: Any, role: str, qparams: QParams) -> dict[str, Any]:
 
 
 def _tracked(quantizer: Any, wrapper: Any, role: str, qparams: QParams) -> dict[str, float]:
-    """Return the range that was seen, or where scales are learned, the range that they cover."""
+    """Return the observed range, or for learned scales the range that they cover."""
     if quantizer.keeps_ranges:
         other, target = quantizer._who_quantizes(wrapper, role)
         return {end: float(getattr(other, f"{target}_{own}")) for end, own in _ENDS}
@@ -74,16 +74,16 @@ def _tracked(quantizer: Any, wrapper: Any, role: str, qparams: QParams) -> dict[
 def load_calibration(quantizer: Any, given: PathLike | Mapping[str, Any]) -> None:
     """Quantize from now on with the ranges of a calibration file, of any version from 2.0 on.
 
-    A layer that the file does not have is reported; one with other bits is refused, and nothing changes.
+    A layer that is not in the file is reported; one with other bits is an error, and nothing changes.
     """
     if isinstance(quantizer, LSQPlusQuantizer):
         raise StageError(
-            "LSQPlusQuantizer learns offsets, for which a calibration file has no place; keep them by "
+            "LSQPlusQuantizer learns offsets, which a calibration file cannot store; save them with "
             "quantizer.state().save(folder) and load_state(folder)."
         )
     entries = _read(quantizer, given)
     if not quantizer.is_wrapped:
-        quantizer._prepare()  # as load_state() does, so that compress() forgets nothing
+        quantizer._prepare()  # as in load_state(), so that compress() discards nothing
     for wrapper, entry in entries:
         for role in wrapper.roles if isinstance(quantizer, RangeQuantizer) else ():
             if role == "weight":
@@ -97,7 +97,7 @@ def load_calibration(quantizer: Any, given: PathLike | Mapping[str, Any]) -> Non
 
 
 def _read(quantizer: Any, given: Any) -> list[tuple[Any, dict[str, Any]]]:
-    """Return each layer with its entry, after checking all of them."""
+    """Return each layer with its entry, after validating all of them."""
     config = read_tensors(given, "calibration config")
     entries = []
     for wrapper in quantizer.get_modules_wrapper():
@@ -123,7 +123,7 @@ def _read(quantizer: Any, given: Any) -> list[tuple[Any, dict[str, Any]]]:
 
 
 def in_todays_words(entry: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a layer's entry in the words of 2.4 and later.
+    """Return a layer's entry with the keys of 2.4 and later.
 
     Examples
     --------
@@ -148,9 +148,9 @@ def _take_range(quantizer: Any, wrapper: Any, role: str, entry: Mapping[str, Any
 
 
 def _take_weight(quantizer: Any, wrapper: Any, entry: Mapping[str, Any]) -> None:
-    """Take the scale of a weight: a learned one for good, another one until training goes on.
+    """Load the scale of a weight: a learned one permanently, another one until training continues.
 
-    NNI wrote the scale of its last forward in training, which the last step has left behind a little.
+    NNI wrote the scale of its last forward pass in training, which differs slightly after the last step.
     """
     scale, zero = entry.get("weight_scale"), entry.get("weight_zero_point")
     if scale is None or zero is None:
@@ -178,7 +178,7 @@ def _take_weight(quantizer: Any, wrapper: Any, entry: Mapping[str, Any]) -> None
 
 
 def _is_like(ours: QParams, scale: Tensor, zero: Tensor) -> bool:
-    """Whether the scale of a file is of the same scheme, and of about the same weight."""
+    """Whether the scale of a file has the same scheme, and is for about the same weight."""
     if scale.numel() != ours.scale.numel():
         return False
     zeros = zero.flatten().to(ours.zero_point)

@@ -1,4 +1,4 @@
-"""``fix_mask_conflict``: masks that agree on which channels go, so that they can be cut out."""
+"""``fix_mask_conflict``: make masks agree on the removed channels, so that they can be cut out."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ def fix_mask_conflict(
     dummy_input: Any = None,
     traced: Any = None,
 ) -> Masks:
-    """Return masks that keep a channel in every layer that makes it, if one of them keeps it.
+    """Return masks that keep a channel in every layer that produces it, if one of them keeps it.
 
-    A grouped convolution, and what it reads, keeps equally many channels in each group: where more are
-    removed in one group than in another, the last ones of it come back.
+    A grouped convolution, and the layers that it reads, keep equally many channels in each group: if more are
+    removed in one group than in another, the last ones of it are restored.
 
     Parameters
     ----------
     masks : dict or path
-        Masks of filters, as ``{layer: {'weight': mask, 'bias': mask}}``, or the file of them; it is not
-        changed. Layers whose masks are of single weights are left alone.
+        Masks of filters, as ``{layer: {'weight': mask, 'bias': mask}}``, or their file, which is not
+        changed. Layers with masks of single weights are skipped.
     model, dummy_input
-        The model and what it is called with.
+        The model and its inputs.
     traced : optional
         Not used.
     """
     held = read_tensors(masks, "masks")
     if model is None or dummy_input is None or not held:
-        raise ConfigError("fix_mask_conflict: give masks, model and dummy_input.")
+        raise ConfigError("fix_mask_conflict: pass masks, model and dummy_input.")
     groups = GroupDependency(model, dummy_input)
     channels = groups.channels
     fixed = {k: {x: _copied(y) for x, y in v.items()} for k, v in held.items()}
@@ -71,7 +71,7 @@ def _kept(mask: Tensor, axis: int) -> Any:
 
 
 def _balance(kept: dict[str, Any], groups: Mapping[str, int]) -> bool:
-    """Remove equally many channels from each group of a layer; return whether any came back."""
+    """Remove equally many channels from each group of a layer; return whether any were restored."""
     changed = False
     for name, flags in kept.items():
         number = groups.get(name, 1)
@@ -85,7 +85,7 @@ def _balance(kept: dict[str, Any], groups: Mapping[str, int]) -> bool:
 
 
 def _agree(kept: dict[str, Any], channels: Channels) -> bool:
-    """Keep a channel everywhere if it is kept anywhere; return whether any came back."""
+    """Keep a channel everywhere if it is kept anywhere; return whether any were restored."""
     made = {name: channels.made(name) for name in channels.layers}
     stays: set[int] = set()
     for name, columns in made.items():
@@ -102,7 +102,7 @@ def _agree(kept: dict[str, Any], channels: Channels) -> bool:
 
 
 def _write(mask: dict[str, Any], flags: Any, axis: int) -> None:
-    """Make the masks of a layer those of its kept filters."""
+    """Set the masks of a layer to those of its kept filters."""
     keep = torch.from_numpy(flags)
     for key, value in mask.items():
         if isinstance(value, Tensor):

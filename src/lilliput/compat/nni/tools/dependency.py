@@ -1,8 +1,7 @@
-"""Which layers lose channels together, in the words of NNI: sets of layer names.
+"""Layers that lose channels together, in NNI's form: sets of layer names.
 
-The answers come from the labels that ``channel_groups`` gives to every index of every parameter: two
-layers depend on each other if a channel that one makes (or reads) is a channel that the other makes (or
-reads).
+The results come from the labels that ``channel_groups`` gives to every index of every parameter: two
+layers depend on each other if they produce (or read) the same channel.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _TRANSPOSED = _CONVOLUTIONS[3:]
 
 
 class Channels:
-    """The channels that the convolutions and linear layers of a model make and read, as labels."""
+    """The channels that the convolutions and linear layers of a model produce and read, as labels."""
 
     def __init__(self, model: nn.Module, dummy_input: Any) -> None:
         if model is None or dummy_input is None:
@@ -53,7 +52,7 @@ class Channels:
         return name if name in self.analysis.axes else None
 
     def made(self, layer: str) -> list[Any]:
-        """Return the labels of a layer's output channels, in their order; one array per factor."""
+        """Return the labels of a layer's output channels, in order; one array per factor."""
         return self._along(self._weight(layer), self.out_axis(layer))
 
     def out_axis(self, layer: str) -> int:
@@ -76,7 +75,7 @@ class Channels:
         return [labels.find(x) for column in axis for x in labels.expand(column.labels)]
 
     def joined(self) -> Iterator[list[Any]]:
-        """Yield for each concatenation of channels the labels of its parts."""
+        """Yield the labels of the parts of each concatenation of channels."""
         walk = self.analysis.walk
         for op in self.analysis.graph.ops:
             if op.name != "cat":
@@ -87,7 +86,7 @@ class Channels:
 
 
 class Dependency:
-    """What NNI's dependencies have in common."""
+    """The common part of NNI's dependencies."""
 
     header: tuple[str, ...] = ("Dependency Set", "Layers")
 
@@ -99,17 +98,17 @@ class Dependency:
         self.build_dependency()
 
     def build_dependency(self) -> Any:
-        """Find what depends on what."""
+        """Find the dependencies."""
         raise NotImplementedError
 
     def rows(self) -> list[list[Any]]:
-        """Return what :meth:`export` writes."""
+        """Return the rows that :meth:`export` writes."""
         sets = enumerate(self.dependency_sets, 1)
         return [[f"Set {number}", *self._in_order(names)] for number, names in sets]
 
     @property
     def dependency_sets(self) -> Any:
-        """The sets, each once, in the order of the model; a layer alone is a set as well."""
+        """The sets, each once, in the order of the model; a single layer is a set as well."""
         sets: list[set[str]] = []
         for name in self.channels.layers:
             found = self.dependency.get(name, {name})
@@ -127,7 +126,7 @@ class Dependency:
         return [name for name in self.channels.layers if name in names]
 
     def _unite(self, labels: dict[str, list[Any]]) -> dict[str, set[str]]:
-        """Return for each layer the layers that share a label with it, over however many others."""
+        """Return for each layer the layers that share a label with it, directly or indirectly."""
         sets = {name: {name} for name in labels}
         first: dict[int, str] = {}
         for name, columns in labels.items():
@@ -193,7 +192,7 @@ class CatPaddingDependency(Dependency):
 
 
 class GroupDependency(Dependency):
-    """How many equal parts the output channels of a convolution must stay divisible into."""
+    """The number of equal parts into which the output channels of a convolution must be divisible."""
 
     header = ("Conv Layer Name", "Group")
 
@@ -216,14 +215,14 @@ class GroupDependency(Dependency):
         return self.dependency
 
     def rows(self) -> list[list[Any]]:
-        """Return what :meth:`export` writes."""
+        """Return the rows that :meth:`export` writes."""
         return [[name, groups] for name, groups in self.dependency.items()]
 
 
 def not_safe_to_prune(model: nn.Module, dummy_input: Any) -> list[str]:
-    """Return the layers whose channels cannot be removed, those of the model's output left out.
+    """Return the layers whose channels cannot be removed, except those of the model's output.
 
-    Nothing has to be excluded for it: their channels stay in any case.
+    They need not be excluded: their channels are always kept.
     """
     from lilliput.graph.walk import IS_OUTPUT
     from lilliput.speedup.channels import channel_groups

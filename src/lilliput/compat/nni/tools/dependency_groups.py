@@ -19,18 +19,18 @@ def auto_set_denpendency_group_ids(
 ) -> list[dict[str, Any]]:
     """Return a rule for each layer, with a group for layers that can only lose channels together.
 
-    Layers are together where their outputs are added or multiplied, as
-    :func:`~lilliput.torch.channel_groups` finds it; where a grouped convolution reads or makes the
+    Layers are grouped if their outputs are added or multiplied, as determined by
+    :func:`~lilliput.torch.channel_groups`; if a grouped convolution reads or produces the
     channels, ``internal_metric_block`` keeps its groups equally large. (The name is as in NNI.)
 
     Parameters
     ----------
     model : torch.nn.Module
-        The model, not compressed.
+        The uncompressed model.
     config_list : list of dict
         Rules of v3; each is written out for every layer that it selects.
     dummy_input : tensor, tuple or dict
-        What the model is called with.
+        Inputs of the model.
 
     Examples
     --------
@@ -87,7 +87,7 @@ def _found(model: Any, layers: Any, dummy_input: Any) -> dict[str, dict[str, Any
 
 
 def _equal_parts(rows: Any) -> int:
-    """Return into how many parts, one behind the other, rows cut the channels; 1 if they mix."""
+    """Return the number of consecutive parts into which rows divide the channels; 1 if they mix."""
     if rows is None:
         return 1
     count = int(rows.max()) + 1

@@ -22,7 +22,7 @@ from lilliput.quantization.ranges import RangeQuantizer
 
 
 class PrunerFiles(Compressor):
-    """What a pruner behind NNI's paths writes."""
+    """Files of a pruner behind NNI's paths."""
 
     def _write_files(self, files: PlainFiles) -> None:
         """Write the model, and the masks in the nested form of NNI's files."""
@@ -33,12 +33,12 @@ class PrunerFiles(Compressor):
 
 
 class QuantizerFiles(Compressor):
-    """What a quantizer behind NNI's paths writes and reads."""
+    """Files of a quantizer behind NNI's paths."""
 
-    held_scales: tuple[Any, ...] = ()  # layers whose weight has the scale of a calibration file
+    held_scales: tuple[Any, ...] = ()  # layers with the weight scale of a calibration file
 
     def step(self) -> None:
-        """Follow one training step, from which on scales follow the weights again."""
+        """Follow one training step; from then on, scales follow the weights again."""
         release_scales(self.held_scales)
         self.held_scales = ()
         super().step()
@@ -51,10 +51,10 @@ class QuantizerFiles(Compressor):
         input_shape: tuple[int, ...] | None = None,
         device: Any = None,
     ) -> dict[str, dict[str, Any]]:
-        """Write the plain model, and what is known of its ranges; return the latter.
+        """Write the plain model and its ranges; return the latter.
 
-        As in NNI, the weights are the float ones where bits and ranges say how to round them, and the
-        rounded ones of algorithms that have no ranges; the model is not quantized any more afterwards.
+        As in NNI, the weights are the float ones if bits and ranges define how to round them, and the
+        rounded ones for algorithms without ranges; afterwards the model is not quantized any more.
         """
         if not self._has_compressed:
             raise StageError("export_model() was called before compress(); call compress() first.")
@@ -77,7 +77,7 @@ class QuantizerFiles(Compressor):
 
 
 def _masks_of(wrapper: Any) -> dict[str, Any]:
-    """Return the masks of a layer; ones for a bias that is not pruned, None for one that is not there."""
+    """Return the masks of a layer; ones for a bias that is not pruned, None for a missing one."""
     bias = wrapper.bias_mask
     if bias is None and wrapper.bias is not None:
         bias = torch.ones_like(wrapper.bias)
@@ -86,7 +86,7 @@ def _masks_of(wrapper: Any) -> dict[str, Any]:
 
 
 def _shown_weights(quantizer: Any) -> dict[str, Any]:
-    """Return the weights as their layers compute with them, by the names of the parameters."""
+    """Return the weights as their layers use them, by the names of the parameters."""
     found = {}
     for wrapper in quantizer.get_modules_wrapper():
         for owner in wrapper.layer_info.owners if "weight" in wrapper.roles else ():

@@ -25,7 +25,7 @@ PathLike = str | os.PathLike[str]
 
 
 def write_tensors(value: Mapping[str, Any], path: PathLike) -> None:
-    """Write nested dicts of tensors and numbers as ``torch.save`` does, whatever the file is called."""
+    """Write nested dicts of tensors and numbers with ``torch.save``, whatever the file name."""
     target = _checked(path)
     buffer = io.BytesIO()
     torch.save(value, buffer)
@@ -33,7 +33,7 @@ def write_tensors(value: Mapping[str, Any], path: PathLike) -> None:
 
 
 def write_model(model: nn.Module, files: PlainFiles) -> None:
-    """Write the state dict of the plain model, with masks applied, and an ONNX file of the same."""
+    """Write the state dict of the plain model, with masks applied, and an ONNX file of it."""
     _checked(files.model_path)
     onnx_path, shape = files.onnx_path, files.input_shape
     if onnx_path is not None and shape is None:
@@ -50,7 +50,7 @@ def write_model(model: nn.Module, files: PlainFiles) -> None:
 
 
 def read_tensors(given: PathLike | Mapping[str, Any], what: str) -> Mapping[str, Any]:
-    """Return a dict as it is, or the one in a file."""
+    """Return a dict unchanged, or the one in a file."""
     if isinstance(given, Mapping):
         return given
     try:
@@ -62,16 +62,16 @@ def read_tensors(given: PathLike | Mapping[str, Any], what: str) -> Mapping[str,
 def apply_compression_results(
     model: nn.Module, masks_file: PathLike | Mapping[str, Any], map_location: Any = None
 ) -> None:
-    """Set the weights that masks remove to zero, in place; for inference, as nothing keeps them there.
+    """Set masked weights to zero, in place; for inference, because nothing keeps them at zero.
 
     Parameters
     ----------
     model : torch.nn.Module
         The model.
     masks_file : path or dict
-        What ``export_model(mask_path=…)`` wrote, here or in NNI.
+        Written by ``export_model(mask_path=…)``, here or in NNI.
     map_location : optional
-        Where to load the masks to; they follow the weights in any case.
+        Where to load the masks; they are moved to the weights in any case.
 
     Examples
     --------
@@ -88,7 +88,7 @@ def apply_compression_results(
 def _checked(path: PathLike) -> Path:
     target = Path(path)
     if target.is_dir():
-        raise ExportError(f"{target}: it is a folder; give the path of a file.")
+        raise ExportError(f"{target}: it is a folder; pass the path of a file.")
     if not target.parent.is_dir():
         raise ExportError(f"{target}: its folder does not exist; create it first.")
     return target

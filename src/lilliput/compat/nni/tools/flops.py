@@ -27,7 +27,7 @@ _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _POOLS = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
 _ADAPTIVE = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
 _UPSAMPLING = (nn.Upsample, nn.UpsamplingBilinear2d, nn.UpsamplingNearest2d)
-# Operations for each number that interpolation makes.
+# Operations for each number that interpolation computes.
 _INTERPOLATION = {"linear": 5, "bilinear": 11, "bicubic": 259, "trilinear": 31}
 
 
@@ -40,15 +40,15 @@ def count_flops_params(
 ) -> tuple[int, int, list[Row]]:
     """Count the multiplications and parameters of a model, and print them as a table.
 
-    Counted is one example, whatever the batch. What masks of a pruner have removed from a layer's
-    weight is not counted; the inputs that go with it are, until the model is cut.
+    One example is counted, whatever the batch. Weights removed by a pruner's mask are not counted;
+    the corresponding inputs are, until the model is cut.
 
     Parameters
     ----------
     model : torch.nn.Module
-        The model; it is run once in evaluation mode and left as it was.
+        The model; it is run once in evaluation mode and not changed.
     x : tensor, tuple of tensors, or tuple of int
-        What the model is called with, or the shape of it.
+        Inputs of the model, or their shape.
     custom_ops : dict, optional
         By module type, ``f(module, inputs, output)`` that returns a number, or a dict with ``flops``,
         ``params`` and ``weight_shape``.
@@ -61,7 +61,7 @@ def count_flops_params(
     Returns
     -------
     tuple of int, int and list of dict
-        In all, and for each call of a layer: ``name``, ``module_type``, ``weight_shape``, ``flops``,
+        The totals, and for each call of a layer: ``name``, ``module_type``, ``weight_shape``, ``flops``,
         ``params``, ``input_size``, ``output_size``.
 
     Examples
@@ -141,7 +141,7 @@ def _each(tensor: Tensor) -> int:
 
 
 def _weights(module: Any) -> int:
-    """Return how many weights a layer multiplies by: those that a mask has not removed."""
+    """Return the number of unmasked weights of a layer."""
     mask = getattr(module, "weight_mask", None)
     return int(module.weight.numel() if mask is None else mask.count_nonzero())
 
@@ -196,5 +196,5 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def count_flops_and_params(*args: Any, **kwargs: Any) -> tuple[int, int]:
-    """As :func:`count_flops_params`, in the form of 1.x, which returned the totals alone."""
+    """As :func:`count_flops_params`, in the form of 1.x, which returned only the totals."""
     return count_flops_params(*args, **kwargs)[:2]

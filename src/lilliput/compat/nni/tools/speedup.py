@@ -16,31 +16,31 @@ from lilliput.speedup.model_speedup import ModelSpeedup as TodaysModelSpeedup
 
 log = logging.getLogger("lilliput")
 
-# What told NNI's tracer about modules it did not know.
+# Arguments that described unknown modules to NNI's tracer.
 _NOT_NEEDED = ("customized_replace_func", "customized_mask_updaters", "customized_replacers")
 
 
 class ModelSpeedup(TodaysModelSpeedup):
-    """Cut out what masks remove.
+    """Cut out masked channels.
 
     Parameters
     ----------
     model : torch.nn.Module
         The model, plain or under a pruner; it is changed in place.
     dummy_input : tensor, tuple, list or dict
-        What the model is called with. A batch of one is doubled.
+        Inputs of the model. A batch of one is doubled.
     masks_file : path or dict
-        What ``export_model(mask_path=…)`` wrote or ``compress()`` returned, here or in NNI;
+        Written by ``export_model(mask_path=…)`` or returned by ``compress()``, here or in NNI;
         ``masks_or_file`` in v3.
     map_location : optional
-        Where to load the masks to.
+        Where to load the masks.
     batch_dim : int
         The dimension of the batch in the inputs.
     confidence, batch_size : int
-        How many samples NNI tried; here the graph is followed, and nothing depends on it.
+        How many samples NNI tried; unused, because the graph is traced here.
     customized_replace_func, customized_mask_updaters, customized_replacers : optional
-        How NNI was told to cut modules that it did not know. Here every module is traced op by op, so
-        they are not called: a note says what to do for an op that is not known.
+        How NNI was told to cut unknown modules. Here every module is traced op by op, so
+        they are not called: a note says what to do for an unknown op.
     graph_module, garbage_collect_values, logger : optional
         Of NNI's own tracer; not used.
     """
@@ -66,7 +66,7 @@ class ModelSpeedup(TodaysModelSpeedup):
         masks = masks_file if masks_or_file is None else masks_or_file
         if masks is None:
             raise ConfigError(
-                "ModelSpeedup: masks_file is missing; give a path or a dict of masks."
+                "ModelSpeedup: masks_file is missing; pass a path or a dict of masks."
             )
         given = (customized_replace_func, customized_mask_updaters, customized_replacers)
         for name, value in zip(_NOT_NEEDED, given, strict=True):
@@ -75,22 +75,22 @@ class ModelSpeedup(TodaysModelSpeedup):
         super().__init__(model, at_least_two(dummy_input, batch_dim), masks, map_location)
 
     def speedup_model(self) -> Any:
-        """Shrink the model in place and return it; leave it as it is where nothing can be cut."""
+        """Shrink the model in place and return it; leave it unchanged if nothing can be cut."""
         try:
             model = super().speedup_model()
         except NothingToCutError as error:
-            log.warning("ModelSpeedup: the model stays as it is: %s", error)
+            log.warning("ModelSpeedup: the model is unchanged: %s", error)
             return self.bound_model
         if model is not self.bound_model:
             log.warning(
-                "ModelSpeedup: the smaller model runs as a captured graph and could not take the place "
-                "of the one that was given; use what speedup_model() returns."
+                "ModelSpeedup: the smaller model runs as a captured graph and could not replace the "
+                "given model in place; use the result of speedup_model()."
             )
         return model
 
 
 def at_least_two(inputs: Any, batch_dim: int = 0) -> Any:
-    """Return inputs with a batch of at least two: a one is doubled.
+    """Return inputs with a batch of at least two: a batch of one is doubled.
 
     Examples
     --------

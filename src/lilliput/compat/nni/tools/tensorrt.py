@@ -1,4 +1,4 @@
-"""``ModelSpeedupTensorRT``: the ONNX file that TensorRT takes, instead of an engine built in Python.
+"""``ModelSpeedupTensorRT``: write an ONNX file for TensorRT, instead of building an engine in Python.
 
 NNI set the ranges of an engine by hand. TensorRT reads them from the file since version 8: quantize and
 dequantize nodes around each layer, signed and without zero points.
@@ -33,27 +33,27 @@ _HINT = (
 
 
 class CalibrateType:
-    """How TensorRT was asked to find ranges; here it is the quantizer's observer that does."""
+    """How TensorRT determined ranges; here the quantizer's observer does."""
 
     LEGACY, ENTROPY, ENTROPY2, MINMAX = "legacy", "entropy", "entropy2", "minmax"
 
 
 class ModelSpeedupTensorRT:
-    """Write a model with its ranges as an ONNX file for TensorRT, and run that file by ONNX Runtime.
+    """Write a model with its ranges as an ONNX file for TensorRT, and run that file with ONNX Runtime.
 
     Parameters
     ----------
     model : torch.nn.Module
         The model, plain or under a quantizer.
     input_shape : tuple of int
-        What it is called with.
+        Shape of its input.
     config : dict, optional
-        What ``export_model`` of a quantizer returned. Layers of 8 bits are quantized, others stay in
+        The result of ``export_model`` of a quantizer. Layers with 8 bits are quantized, others stay in
         floating point.
     onnx_path : path
         The file to write.
     calib_data_loader : data loader or tensor, optional
-        Without ``config``: data to find the ranges by, for all convolutions and linear layers.
+        Without ``config``: data to determine the ranges, for all convolutions and linear layers.
     batchsize : int
         How many samples to run at a time.
     extra_layer_bit, extra_layer_bits, strict_datatype, calibrate_type, calibration_cache, input_names, \
@@ -90,7 +90,7 @@ output_names : optional
         self._session: Any = None
 
     def compress(self) -> None:
-        """Write the file, and say how to go on from there."""
+        """Write the file, and log how to build an engine from it."""
         source = self._quantized()
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
         x = torch.randn(self.input_shape, device=device)
@@ -105,7 +105,7 @@ output_names : optional
         )
 
     def inference(self, test_data: Tensor) -> tuple[Tensor, float]:
-        """Run the file by ONNX Runtime on the CPU; return the outputs and the seconds that it took."""
+        """Run the file with ONNX Runtime on the CPU; return the outputs and the time in seconds."""
         if self._session is None:
             runtime = require("onnxruntime", "inference() needs pip install 'lilliput[onnx]'")
             self._session = runtime.InferenceSession(
@@ -118,13 +118,13 @@ output_names : optional
         return torch.cat(outputs), time.perf_counter() - start
 
     def export_quantized_model(self, path: PathLike) -> None:
-        """Refuse: an engine is built by TensorRT itself."""
+        """Raise: an engine is built by TensorRT itself."""
         raise StageError(f"no TensorRT engine is built here: {_HINT % self.onnx_path}.")
 
     load_quantized_model = export_quantized_model
 
     def _quantized(self) -> Any:
-        """Return what has the ranges: the model itself, a copy under a quantizer, or None."""
+        """Return the quantized source: the model itself, a copy under a quantizer, or None."""
         if quantizers_in(self.model):
             return self.model
         plain = copy.deepcopy(unwrapped(self.model)).eval()

@@ -1,1 +1,1 @@
-"""LiteRT files: from a graph of floats with quantizers in it to one of integers."""
+"""LiteRT files: from a float graph with quantizers to an integer graph."""

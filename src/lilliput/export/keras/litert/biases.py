@@ -9,12 +9,12 @@ import numpy as np
 from lilliput.export.keras.litert.draft import Draft
 from lilliput.frameworks.exporting.simulation import Array
 
-_LAYERS = {"CONV_2D": 2, "FULLY_CONNECTED": 2}  # and where they have their bias
+_LAYERS = {"CONV_2D": 2, "FULLY_CONNECTED": 2}  # and the position of their bias
 _BETWEEN = ("RESHAPE", "BATCH_TO_SPACE_ND")
 
 
 def pull_biases(draft: Draft) -> None:
-    """Turn a layer, a change of shape and an addition into a layer with a bias, and the change."""
+    """Turn a layer, a change of shape and an addition into a layer with a bias, and the change of shape."""
     for addition in draft.of_kind("ADD"):
         constants = [draft.constant(index) for index in addition.inputs]
         for position in (0, 1):
@@ -46,7 +46,7 @@ def _pull(draft: Draft, addition: Any, index: int, bias: Array) -> None:
 
 
 def _keeps(draft: Draft, layer: Any, index: int, bias: Array) -> bool:
-    """Whether each entry of a bias still belongs to one output channel, behind the change of shape."""
+    """Whether each entry of a bias still belongs to one output channel after the change of shape."""
     shape = bias.shape[next((i for i, size in enumerate(bias.shape) if size != 1), bias.ndim - 1) :]
     last = draft.shape(layer.outputs[0])[-1:]
     return last == (bias.size,) and draft.shape(index)[-len(shape) :] == shape

@@ -1,4 +1,4 @@
-"""From a traced function to a LiteRT model of integers."""
+"""From a traced function to an integer LiteRT model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lilliput.frameworks.exporting.simulation import Simulation, Site
 def build(
     data: bytes, sites: Sequence[Site], simulation: Simulation, known: Sequence[Known]
 ) -> tuple[Draft, dict[int, Found]]:
-    """Return the file as a graph that works on integers where it can, and its weights."""
+    """Return the file as a graph that uses integers where possible, and its weights."""
     draft = Draft.read(data)
     replace_sites(draft, sites, simulation)
     pull_biases(draft)

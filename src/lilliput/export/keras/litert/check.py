@@ -1,4 +1,4 @@
-"""Execute a LiteRT file before it is written, and refuse it where it differs from the simulation."""
+"""Execute a LiteRT file before it is written, and raise if it differs from the simulation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def check_file(
     min_sqnr: float,
     batches: Sequence[Inputs],
 ) -> None:
-    """Run the file with LiteRT's own kernels and with XNNPACK, and enter what was found."""
+    """Run the file with LiteRT's own kernels and with XNNPACK, and record the outcome."""
     check = _Check(data, draft, simulation, batches)
     result._compare = check.compare_layers
     for runtime in (PLAIN, FAST):
@@ -86,7 +86,7 @@ class _Check(FileCheck):
         try:
             simulation = self.simulation.again(inputs)
         except ExportError:
-            return ""  # the model itself insists on its size
+            return ""  # the model itself requires its size
         try:
             _, fault = self.faults(simulation, PLAIN, min_sqnr)
         except (RuntimeError, ValueError) as error:
@@ -95,14 +95,14 @@ class _Check(FileCheck):
             return ""
         rows = [to_array(s.outputs[0]).shape[:1] for s in (simulation, self.simulation)]
         return (
-            f"for a batch of another size (outputs {rows[0]} in place of "
+            f"for a batch of another size (outputs {rows[0]} instead of "
             f"{rows[1]}) the file does not match the model: {fault} Pass "
             "dynamic_batch=False."
         )
 
 
 def _with_outputs(data: bytes, wanted: Sequence[int]) -> bytes:
-    """Return a file that returns more of its tensors."""
+    """Return a file that also returns other tensors."""
     draft = Draft.read(data)
     draft.graph.outputs = [*draft.graph.outputs, *wanted]
     draft.model.signatureDefs = None
@@ -121,7 +121,7 @@ def _integers(draft: Draft, index: int) -> Integers:
 
 
 def _step_of(draft: Draft, index: int) -> float | None:
-    """Return the step of the grid that an output lies on, None if it lies on none."""
+    """Return the step of the grid of an output, or None."""
     source = index if draft.dtype(index) == "int8" else draft.source(index)
     scales = None if source is None else draft.scales(source)
     return None if scales is None else float(scales.scale[0])

@@ -1,4 +1,4 @@
-"""Small steps on the graph of a LiteRT file: read constants, add tensors and operators, drop dead ones."""
+"""Small edits of the graph of a LiteRT file: read constants, add tensors and operators, drop dead ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from lilliput.export.keras.litert.schema import names, schema
 from lilliput.frameworks.exporting.simulation import Array
 
-# The lowest version of an operator that takes int8, as TensorFlow's converter writes it.
+# The lowest version of an operator that supports int8, as TensorFlow's converter writes it.
 _VERSIONS = {
     **dict.fromkeys(("CONV_2D", "DEPTHWISE_CONV_2D"), 3),
     **dict.fromkeys(("FULLY_CONNECTED",), 4),
@@ -49,9 +49,9 @@ class Draft:
     Parameters
     ----------
     model : ModelT
-        All of the file.
+        The whole file.
     tensors : dict
-        From (place, position, call) to the tensor that holds the quantized activation.
+        From (place, position, call) to the tensor of the quantized activation.
     """
 
     model: Any
@@ -78,13 +78,13 @@ class Draft:
 
     @property
     def operators(self) -> list[Any]:
-        """The operators in the order of their execution."""
+        """The operators in order of execution."""
         return self.graph.operators  # type: ignore[no-any-return]
 
     # -- reading -------------------------------------------------------------------------------------
 
     def kind(self, operator: Any) -> str:
-        """Return what an operator is, as ``CONV_2D``."""
+        """Return the kind of an operator, such as ``CONV_2D``."""
         code = self.model.operatorCodes[operator.opcodeIndex]
         return names("BuiltinOperator")[max(code.builtinCode, code.deprecatedBuiltinCode)]
 
@@ -106,16 +106,16 @@ class Draft:
         return found.decode() if isinstance(found, bytes) else str(found or "")
 
     def dtype(self, index: int) -> str:
-        """Return the type of a tensor, as ``int8``."""
+        """Return the type of a tensor, such as ``int8``."""
         return names("TensorType")[self.tensor(index).type].lower()
 
     def shape(self, index: int) -> tuple[int, ...]:
-        """Return the shape of a tensor; sizes that are open count as one."""
+        """Return the shape of a tensor, with 1 for dynamic sizes."""
         found = self.tensor(index).shape
         return () if found is None else tuple(int(x) for x in found)
 
     def constant(self, index: int) -> Array | None:
-        """Return the content of a constant, None if the tensor is computed."""
+        """Return the content of a constant, or None if the tensor is computed."""
         if index < 0 or self.dtype(index) not in {str(x) for x in _TYPES}:
             return None
         data = self.model.buffers[self.tensor(index).buffer].data
@@ -124,7 +124,7 @@ class Draft:
         return np.frombuffer(bytes(data), self.dtype(index)).reshape(self.shape(index))
 
     def scales(self, index: int) -> Scales | None:
-        """Return the scales of a tensor, None if it has none."""
+        """Return the scales of a tensor, or None."""
         found = self.tensor(index).quantization
         if found is None or found.scale is None or not len(found.scale):
             return None
@@ -140,7 +140,7 @@ class Draft:
         return [x for x in self.operators if index in x.inputs]
 
     def source(self, index: int) -> int | None:
-        """Return the int8 tensor with one scale behind a dequantized one, None if there is none."""
+        """Return the int8 tensor with one scale behind a dequantized one, or None."""
         maker = self.maker(index)
         if maker is None or self.kind(maker) != "DEQUANTIZE":
             return None
@@ -153,7 +153,7 @@ class Draft:
     def add_tensor(
         self, name: str, like: int, dtype: str, scales: Scales | None = None, data: Any = None
     ) -> int:
-        """Add a tensor of the shape of another one, or of its ``data``, and return its number."""
+        """Add a tensor with the shape of another one, or of its ``data``, and return its number."""
         found = schema().TensorT()
         found.name = name.encode()
         found.type = getattr(schema().TensorType, dtype.upper())

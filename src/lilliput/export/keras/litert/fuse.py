@@ -1,4 +1,4 @@
-"""Operators between integers work on integers: weights as int8, biases as int32."""
+"""Run operators between integers on integers: weights as int8, biases as int32."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lilliput.export.keras.litert.schema import names
 from lilliput.export.keras.litert.weights import WEIGHTS, Found
 from lilliput.frameworks.exporting.simulation import Array
 
-# Where they have activations.
+# The positions of their activations.
 _ACTIVATIONS: dict[str, tuple[int, ...]] = {
     **dict.fromkeys(("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED"), (0,)),
     "TRANSPOSE_CONV": (2,),
@@ -23,7 +23,7 @@ _ACTIVATIONS: dict[str, tuple[int, ...]] = {
 _BIASES = {"CONV_2D": 2, "DEPTHWISE_CONV_2D": 2, "FULLY_CONNECTED": 2, "TRANSPOSE_CONV": 3}
 _PLAIN_ACTIVATIONS = ("NONE", "RELU", "RELU6", "RELU_N1_TO_1")
 _SAME_SCALE = frozenset({"AVERAGE_POOL_2D"})
-# By which factors XNNPACK can multiply what it has added up: it fails on files with others.
+# Supported factors between XNNPACK's sums and the output: it fails on files with others.
 _FACTORS = {"ADD": (2**-10, 2**8), "SUB": (2**-10, 2**8), "MUL": (2**-16, 2**8)}
 _OTHER_FACTORS = (2**-8, 2**7)
 _LARGEST = 2**31 - 1
@@ -32,7 +32,7 @@ _SHOWS = 0.1  # of a step
 
 
 def fuse(draft: Draft, weights: Mapping[int, Found]) -> bool:
-    """Convert every operator that can work on integers; return whether any was converted."""
+    """Convert every operator that can use integers; return whether any was converted."""
     changed = False
     for operator in list(draft.operators):
         is_done = not operator.outputs or draft.dtype(operator.outputs[0]) == "int8"
@@ -47,7 +47,7 @@ def fuse(draft: Draft, weights: Mapping[int, Found]) -> bool:
 
 
 def why_float(draft: Draft, operator: Any, weights: Mapping[int, Found]) -> str:
-    """Return why an operator cannot work on integers, empty if it can or does."""
+    """Return why an operator cannot use integers, or an empty string if it can or does."""
     kind = draft.kind(operator)
     if draft.dtype(operator.outputs[0]) == "int8":
         return ""
@@ -98,7 +98,7 @@ def _why_not(draft: Draft, operator: Any, found: Found | None, wanted: Scales) -
 
 
 def _is_near(kind: str, held: list[Scales], found: Found | None, wanted: Scales) -> bool:
-    """Whether integer kernels can get from the scales of the inputs to that of the output."""
+    """Whether integer kernels support the ratio of the input scales to the output scale."""
     scales = [float(x.scale[0]) for x in held]
     if found is not None and found.scales is not None:
         factors = scales[0] * found.scales.scale.astype(np.float64)
@@ -152,7 +152,7 @@ def _set_weight(draft: Draft, operator: Any, found: Found, scale: float) -> None
 def _bias(bias: Array, scale: float, found: Found) -> tuple[Scales, Array, Array]:
     """Return the scales of the weight, the steps of the bias, and its integers.
 
-    Where a channel has no weight but zeros, its scale is free: widened so that the bias fits.
+    If a channel has only zero weights, its scale is arbitrary: it is enlarged so that the bias fits.
     """
     if found.scales is None or found.integers is None:
         raise ValueError(found.name)

@@ -1,4 +1,4 @@
-"""What the layers of a LiteRT file are, and which of them work on integers."""
+"""List the layers of a LiteRT file, and which of them run on integers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from lilliput.graph.onnx_macs import count_macs as in_onnx
 
 _LAYERS = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "TRANSPOSE_CONV", "CONV_3D")
 _PRODUCTS = ("BATCH_MATMUL",)
-# The operator of ONNX that multiplies as often, where its input is, and how its weight is laid out.
+# The ONNX operator with the same multiplications, the position of its input, and the layout of its
+# weight.
 _IN_ONNX: dict[str, tuple[str, int, tuple[int, ...]]] = {
     "CONV_2D": ("Conv", 0, (0, 3, 1, 2)),
     "DEPTHWISE_CONV_2D": ("Conv", 0, (3, 0, 1, 2)),
@@ -54,7 +55,7 @@ def list_layers(draft: Draft, weights: Mapping[int, Found]) -> list[Layer]:
 
 
 def count_operators(draft: Draft) -> tuple[int, int]:
-    """Return how many operators work on integers and how many on floats, without conversions."""
+    """Return how many operators use integers and how many use floats, without conversions."""
     kinds = [
         draft.dtype(x.outputs[0])
         for x in draft.operators
@@ -82,7 +83,7 @@ def fill_costs(
 def count_macs(
     draft: Draft, operator: Any, shapes: Mapping[int, Sequence[int]] = MappingProxyType({})
 ) -> int:
-    """Return the multiplications of an operator; sizes that are open count as one."""
+    """Return the multiplications of an operator, with 1 for dynamic sizes."""
     kind = draft.kind(operator)
     op, source, order = _IN_ONNX[kind]
     indices = operator.inputs[source], operator.inputs[WEIGHTS[kind][0]]

@@ -46,7 +46,7 @@ def find_notes(
 
 
 def _which(draft: Draft) -> str:
-    """Return the kinds of the operators on floats."""
+    """Return the kinds of the float operators."""
     kinds: dict[str, Any] = {}
     for operator in draft.operators:
         kind = draft.kind(operator)

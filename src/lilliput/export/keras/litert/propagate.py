@@ -6,7 +6,7 @@ from typing import Any
 
 from lilliput.export.keras.litert.draft import Draft, Scales
 
-# Where they have what they move; the other inputs are shapes and the like.
+# The position of the input that they move; the other inputs are shapes and similar.
 _MOVERS = {
     **dict.fromkeys(("RESHAPE", "TRANSPOSE", "SQUEEZE", "EXPAND_DIMS", "MAX_POOL_2D", "PAD"), 0),
     **dict.fromkeys(("MIRROR_PAD", "STRIDED_SLICE", "SLICE", "GATHER", "TILE", "REDUCE_MAX"), 0),
@@ -15,7 +15,8 @@ _MOVERS = {
     "SPLIT": 1,
 }
 _JOINERS = frozenset({"CONCATENATION", "PACK"})
-# What rounding may come before as well as after, so that a layer in front of them gets a quantized output.
+# Operators before which tensors may be rounded instead of after, so that the preceding layer is
+# quantized.
 _LIFTED = (
     *("RESHAPE", "TRANSPOSE", "SQUEEZE", "EXPAND_DIMS", "MAX_POOL_2D", "REDUCE_MAX"),
     "BATCH_TO_SPACE_ND",
@@ -27,7 +28,7 @@ def propagate(draft: Draft) -> bool:
     changed = False
     for operator in list(draft.operators):
         if not draft.holds(operator):
-            continue  # taken out since
+            continue  # removed meanwhile
         kind = draft.kind(operator)
         if kind == "QUANTIZE":
             changed |= _quantize_once(draft, operator)
@@ -39,7 +40,7 @@ def propagate(draft: Draft) -> bool:
 
 
 def _lift(draft: Draft, operator: Any) -> bool:
-    """Quantize in front of an operator that moves numbers, where all is quantized behind it."""
+    """Quantize before an operator that moves numbers, if all of its results are quantized."""
     if draft.kind(operator) not in _LIFTED or not _is_plain(operator):
         return False
     source, output = operator.inputs[0], operator.outputs[0]
@@ -55,7 +56,7 @@ def _lift(draft: Draft, operator: Any) -> bool:
 
 
 def quantized_to(draft: Draft, index: int) -> Scales | None:
-    """Return the scales to which a tensor is quantized, None if it is read as floats."""
+    """Return the scales to which a tensor is quantized, or None if it is read as floats."""
     readers = draft.readers(index)
     if not readers or index in draft.graph.outputs:
         return None

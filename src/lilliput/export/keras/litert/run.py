@@ -14,7 +14,7 @@ from lilliput.frameworks.exporting.simulation import Array
 from lilliput.frameworks.logs import quiet_tensorflow
 
 PLAIN = "litert_builtin"  # the kernels of LiteRT itself
-FAST = LITERT  # as it comes: with XNNPACK
+FAST = LITERT  # the default, with XNNPACK
 
 
 def interpreter_of(data: bytes, runtime: str = FAST, threads: int = 1) -> Any:
@@ -29,13 +29,13 @@ def interpreter_of(data: bytes, runtime: str = FAST, threads: int = 1) -> Any:
 
 
 def run(data: bytes, inputs: Sequence[Array], runtime: str = FAST) -> list[Array]:
-    """Return the outputs of a file, in its order; integers as they are."""
+    """Return the outputs of a file, in its order; integers unchanged."""
     interpreter = _invoked(data, inputs, runtime)
     return [np.array(interpreter.get_tensor(x["index"])) for x in interpreter.get_output_details()]
 
 
 def shapes_of(data: bytes, inputs: Sequence[Array]) -> dict[int, tuple[int, ...]]:
-    """Return the shapes that all tensors of a file have in a run, by their numbers."""
+    """Return the shapes of all tensors of a file in a run, by their numbers."""
     details = _invoked(data, inputs, PLAIN).get_tensor_details()
     return {int(x["index"]): tuple(int(size) for size in x["shape"]) for x in details}
 
@@ -46,7 +46,7 @@ def _invoked(data: bytes, inputs: Sequence[Array], runtime: str) -> Any:
     for detail, array in zip(details, inputs, strict=True):
         if tuple(detail["shape"]) != array.shape:
             interpreter.resize_tensor_input(detail["index"], array.shape)
-    with quiet_tensorflow():  # it announces its delegate
+    with quiet_tensorflow():  # it logs its delegate
         interpreter.allocate_tensors()
     for detail, array in zip(details, inputs, strict=True):
         interpreter.set_tensor(detail["index"], array.astype(detail["dtype"]))

@@ -1,4 +1,4 @@
-"""The format of LiteRT files, as the packages at hand define it."""
+"""The format of LiteRT files, from the installed packages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def schema() -> Any:
 
 
 def part_of_litert(name: str, purpose: str) -> Any:
-    """Return a module of LiteRT, or say what to install for the purpose."""
+    """Return a module of LiteRT, or raise with what to install for the purpose."""
     for home in _HOMES:
         try:
             return import_module(f"{home}.{name}")

@@ -1,9 +1,9 @@
 """First pass: the quantized activations, as int8 with exactly the scales of the simulation.
 
-In the traced function, an operator of TensorFlow that does nothing stands where an activation is
-quantized, with the number of the site in it. The converter knows nothing of it, and leaves it where
-it is, as an operator of an unknown kind. (It does know TensorFlow's own operator for fake quantization,
-and then moves it, quantizes layers that were to stay in float, or gives softmax a grid of its own.)
+In the traced function, a no-op of TensorFlow marks each quantized activation, with the number of the
+site in it. The converter does not know it, and keeps it in place, as an operator of an unknown
+kind. (It does know TensorFlow's own operator for fake quantization, but then moves it, quantizes layers
+that should stay in float, or gives softmax its own grid.)
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NAME = re.compile(rb"lilliput_(\d+)_site")
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """The grid of an activation as int8: its scales, and the integers that it may have."""
+    """The grid of an activation as int8: its scales, and the range of its integers."""
 
     scales: Scales
     low: int
@@ -41,7 +41,7 @@ class Fitted:
 
 
 def fit_int8(place: Place) -> Fitted | None:
-    """Return an activation's grid as int8, None if it cannot be.
+    """Return an activation's grid as int8, or None if that is impossible.
 
     An unsigned grid is the same one shifted by 128.
     """
@@ -59,21 +59,21 @@ def fit_int8(place: Place) -> Fitted | None:
 
 
 def mark_site(tensor: Tensor, place: Place, number: int) -> Tensor:
-    """Return an activation behind an operator that holds the number of the site."""
+    """Return an activation passed through an operator with the number of the site."""
     if fit_int8(place) is None:
         return _as_simulated(tensor, place)
     return part_of("keras", "export.trace").put_debug_identity(tensor, f"lilliput_{number}_site")
 
 
 def _as_simulated(tensor: Tensor, place: Place) -> Tensor:
-    """Return what the algorithm itself makes of an activation, in floating point."""
+    """Return an activation quantized by the algorithm itself, in floating point."""
     if place.qparams is not None and place.qparams.is_result:
-        return tensor  # it was done before
+        return tensor  # already quantized
     return as_simulated(place.wrapper, place.quant_type, (tensor,))[0]
 
 
 def replace_sites(draft: Draft, sites: Sequence[Site], simulation: Simulation) -> None:
-    """Put a QUANTIZE to int8 and a DEQUANTIZE at each site."""
+    """Insert a QUANTIZE to int8 and a DEQUANTIZE at each site."""
     for operator in draft.of_kind("CUSTOM"):
         found = _number(operator)
         if found is None:
@@ -101,7 +101,7 @@ def _number(operator: Any) -> re.Match[bytes] | None:
 
 
 def _refuse_unknown(draft: Draft, sites: Sequence[Site], simulation: Simulation) -> None:
-    """Refuse operators that LiteRT does not know, and sites in the bodies of loops."""
+    """Raise for operators that LiteRT does not have, and for sites in the bodies of loops."""
     for graph in draft.model.subgraphs:
         for operator in graph.operators:
             code = draft.model.operatorCodes[operator.opcodeIndex].customCode
@@ -120,7 +120,7 @@ def _refuse_unknown(draft: Draft, sites: Sequence[Site], simulation: Simulation)
 
 
 def _cut(draft: Draft, operator: Any, fitted: Fitted) -> None:
-    """Cut the integers to a grid that is narrower than int8."""
+    """Clip the integers to a grid that is narrower than int8."""
     last, behind = operator.outputs[0], operator
     for kind, end, is_needed in (
         ("MAXIMUM", fitted.low, fitted.low > -128),

@@ -1,9 +1,9 @@
-"""Which weights of a file are those of which layer, and as which integers they are stored.
+"""Match the weights of a file to layers, and find the integers to store.
 
 The converter folds batch norms into weights, and changes their layout. So a constant ``w`` of the file is
-recognized by what is in it: ``w = factor * weight``, with one factor for each output channel. With
-``weight = scale * integers`` the file gets the same integers, with ``factor * scale`` for a scale; where
-a factor is negative, signs are turned.
+recognized by its content: ``w = factor * weight``, with one factor for each output channel. With
+``weight = scale * integers`` the file gets the same integers, with the scale ``factor * scale``; if
+a factor is negative, signs are flipped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lilliput.frameworks import backend_of
 from lilliput.frameworks.exporting.grid import on_grid
 from lilliput.frameworks.exporting.simulation import Array, Place, Simulation, to_array
 
-# Where an operator holds its weight, and which axis of it counts output channels, or rows of a table.
+# The position of an operator's weight, and its axis of output channels, or of rows of a table.
 WEIGHTS = {
     "CONV_2D": (1, 0),
     "DEPTHWISE_CONV_2D": (1, 3),
@@ -37,7 +37,7 @@ _CLOSE = 1e-5
 
 @dataclass(frozen=True, eq=False)
 class Known:
-    """A weight of the model: what its layer computes with, and its integers if it has a grid."""
+    """A weight of the model: as its layer uses it, and its integers if it has a grid."""
 
     name: str
     weight: Array
@@ -46,7 +46,7 @@ class Known:
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """The weight of an operator: of which layer it is, and its integers, or why it has none."""
+    """The weight of an operator: its layer, and its integers, or why it has none."""
 
     name: str
     integers: Array | None = None
@@ -71,7 +71,7 @@ def known_weights(model: Any, simulation: Simulation) -> list[Known]:
 
 
 def find_weights(draft: Draft, known: Sequence[Known]) -> dict[int, Found]:
-    """Return what is known of the weights of all operators, by the identity of the operator."""
+    """Return the known weights of all operators, by the identity of the operator."""
     found: dict[int, Found] = {}
     used: set[int] = set()
     for operator in draft.of_kind(*WEIGHTS):
@@ -90,7 +90,7 @@ def find_weights(draft: Draft, known: Sequence[Known]) -> dict[int, Found]:
 def _match(
     kind: str, constant: Array, axis: int, known: Sequence[Known], used: set[int]
 ) -> tuple[int, Found] | None:
-    """Return which of the known weights a constant is; those not seen before come first."""
+    """Return which of the known weights a constant is, trying unused ones first."""
     order = sorted(range(len(known)), key=lambda number: number in used)
     rows = np.moveaxis(constant, axis, 0).reshape(constant.shape[axis], -1)
     for is_folded in (False, True):  # first without a batch norm
@@ -104,7 +104,7 @@ def _match(
 
 
 def _layouts(kind: str, shape: Sequence[int], wanted: Sequence[int]) -> Iterator[Any]:
-    """Yield how an array of Keras may be turned into the shape that an operator wants."""
+    """Yield how a Keras array may be converted to the shape that an operator expects."""
     if prod(shape) != prod(wanted):
         return
     if kind in ("DEPTHWISE_CONV_2D", "CONV_3D", "GATHER", "EMBEDDING_LOOKUP", "BATCH_MATMUL"):
@@ -119,7 +119,7 @@ def _layouts(kind: str, shape: Sequence[int], wanted: Sequence[int]) -> Iterator
 
 
 def _factors(rows: Array, weight: Array, is_folded: bool) -> Array | None:
-    """Return by which factor for each channel a constant differs from a weight, None if by more."""
+    """Return the factor per channel between a constant and a weight, or None if they differ otherwise."""
     if not is_folded:
         is_same = np.allclose(rows, weight, rtol=_CLOSE, atol=0)
         return np.ones(len(rows)) if is_same else None
@@ -157,7 +157,7 @@ def _found(known: Known, layout: Any, factor: Array, axis: int) -> Found:
     signed = integers * np.sign(factor).astype(np.int32).reshape(shape)
     size = np.where(factor == 0, 1.0, np.abs(factor)) * rows[:, 0].astype(np.float64)
     is_empty = (signed.reshape(len(signed), -1) == 0).all(axis=1)
-    if is_empty.any() and not is_empty.all():  # the scale of zeros is free: that of the others
+    if is_empty.any() and not is_empty.all():  # zeros have any scale: use the others'
         size = np.where(is_empty, size[~is_empty].max(), size)
     scales = Scales(size.astype(np.float32), np.zeros(len(size), np.int64), axis)
     return Found(known.name, np.moveaxis(signed, 0, axis).astype(np.int8), scales, "")

@@ -1,1 +1,1 @@
-"""From a function of TensorFlow to the ONNX graph that the passes for torch models begin with."""
+"""From a TensorFlow function to an ONNX graph for the passes that torch models use."""

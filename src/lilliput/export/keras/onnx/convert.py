@@ -1,7 +1,7 @@
 """Convert a traced function with tf2onnx, and read back where it is quantized.
 
-A LeakyRelu with a slope that no model has stands where an activation is quantized. tf2onnx knows it as an
-operation on single numbers, and moves changes of layout past it. Quantized weights are inputs of the
+A LeakyRelu with a slope that no model uses marks each quantized activation. tf2onnx treats it as an
+elementwise operation, and moves changes of layout past it. Quantized weights are inputs of the
 function, so that nothing is folded into them.
 """
 
@@ -20,14 +20,14 @@ _FIRST = 4096.0  # the slope of site 0
 
 
 def mark_site(tensor: Tensor, place: Place, number: int) -> Tensor:
-    """Return an activation behind a LeakyRelu whose slope holds the number of the site."""
+    """Return an activation passed through a LeakyRelu whose slope is the number of the site."""
     return part_of("keras", "export.trace").put_leaky_relu(tensor, _FIRST + number)
 
 
 def named_weights(simulation: Simulation) -> dict[Key, str]:
     """Return the names of the inputs that represent quantized weights.
 
-    Recurrent layers are recognized by their constant weights, so these stay as they are.
+    Recurrent layers are recognized by their constant weights, so these are kept as constants.
     """
     return {
         place.key: f"lilliput_weight_{number}"
@@ -67,7 +67,7 @@ def _write_sites(draft: Draft, sites: Sequence[Site]) -> None:
 
 
 def _name_scopes(draft: Draft, layers: Iterable[str]) -> None:
-    """Note in which layer each node was traced, from the names that TensorFlow gave."""
+    """Record in which layer each node was traced, from the names that TensorFlow assigned."""
     paths = sorted(layers, key=lambda path: -path.count("/"))
     for node in draft.graph:
         held = [x.name for x in (*node.outputs, *node.inputs[1:]) if x is not None]
@@ -76,5 +76,5 @@ def _name_scopes(draft: Draft, layers: Iterable[str]) -> None:
 
 
 def set_scope(node: ir.Node, path: str) -> None:
-    """Note the layer that a node belongs to."""
+    """Record the layer of a node."""
     node.metadata_props[SCOPES] = repr([path, ""])

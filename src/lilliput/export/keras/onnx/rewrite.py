@@ -1,9 +1,9 @@
-"""Bring the graph of tf2onnx into the form that the passes know from torch.
+"""Bring the graph of tf2onnx into the form that the passes expect from torch.
 
-- changes of shape move behind what is computed number by number, so that layer, norm, activation and
-  quantizer follow each other;
-- a MatMul with a weight is a Gemm;
-- products and sums with constants behind a layer, as Keras computes a batch norm, are a
+- changes of shape are moved after elementwise operations, so that layer, norm, activation and
+  quantizer are consecutive;
+- a MatMul with a weight becomes a Gemm;
+- products and sums with constants after a layer, as Keras computes a batch norm, become a
   BatchNormalization.
 """
 
@@ -20,7 +20,7 @@ _LAYERS = ("Conv", "ConvTranspose", "Gemm")
 
 
 def rewrite(draft: Draft) -> None:
-    """Do all of it."""
+    """Apply all rewrites."""
     _cancel_transposes(draft)
     for node in list(draft.graph):
         if node.op_type in ("Squeeze", "Reshape"):
@@ -45,7 +45,7 @@ def _cancel_transposes(draft: Draft) -> None:
 
 
 def _sink(draft: Draft, node: ir.Node) -> None:
-    """Move a change of shape behind what follows it, as long as that works on single numbers."""
+    """Move a change of shape after the following operations, as long as they are elementwise."""
     source = node.inputs[0]
     if source is None or only_reader(source) is not node:
         return
@@ -67,7 +67,7 @@ def _sink(draft: Draft, node: ir.Node) -> None:
 
 
 def _moved(node: ir.Node, constant: Array) -> Array | None:
-    """Return a constant so that it can be used in front of a change of shape, None if it cannot."""
+    """Return a constant in the form needed before a change of shape, or None if impossible."""
     before = None if node.inputs[0] is None else node.inputs[0].shape
     after = node.outputs[0].shape
     if constant.size == 1:
@@ -86,7 +86,7 @@ def _moved(node: ir.Node, constant: Array) -> Array | None:
 
 
 def _swapped(draft: Draft, node: ir.Node, reader: ir.Node, position: int) -> ir.Node:
-    """Let a node come after the only one that reads it, and return it."""
+    """Move a node after its only reader, and return it."""
     before, after, output = node.inputs[0], node.outputs[0], reader.outputs[0]
     moved = ir.node(node.op_type, [output, *node.inputs[1:]], dict(node.attributes))
     moved.metadata_props.update(node.metadata_props)
@@ -122,7 +122,7 @@ def _is_integer_constant(value: ir.Value) -> bool:
 
 
 def _to_norm(draft: Draft, layer: ir.Node) -> None:
-    """Turn products and sums with constants for each channel into one BatchNormalization."""
+    """Turn products and sums with per-channel constants into one BatchNormalization."""
     output = layer.outputs[0]
     rank = None if output.shape is None else len(output.shape)
     gamma: Array = np.ones(1)
@@ -165,7 +165,7 @@ def _to_norm(draft: Draft, layer: ir.Node) -> None:
 
 
 def _channels(constant: Array | None, rank: int) -> Array | None:
-    """Return a constant as one number for each channel, None if it is another one."""
+    """Return a constant as one number per channel, or None if it has another form."""
     if constant is None or constant.size == 1:
         return None if constant is None else constant.reshape(1).astype(np.float64)
     axis = constant.ndim - rank + 1

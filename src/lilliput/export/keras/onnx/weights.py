@@ -1,4 +1,4 @@
-"""Put the integers of weights where the function has inputs for them, in the layout of the file."""
+"""Replace the function's weight inputs by integers, in the layout of the file."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _write(draft: Draft, value: ir.Value, place: Place) -> None:
 def _chains(
     value: ir.Value, nodes: tuple[ir.Node, ...]
 ) -> Iterator[tuple[ir.Value, tuple[ir.Node, ...]]]:
-    """Yield each value that a weight becomes by changes of its layout, and the nodes on the way."""
+    """Yield each value that a weight becomes by changes of its layout, and the nodes in between."""
     others = False
     for use in list(value.uses()):
         node = use.node
@@ -81,7 +81,7 @@ def _apply(array: Array, nodes: tuple[ir.Node, ...]) -> Array:
 
 
 def _turned(stored: Stored, nodes: tuple[ir.Node, ...]) -> Stored | None:
-    """Return integers in another layout, None if their scales do not go along one axis of it."""
+    """Return integers in another layout, or None if their scales do not follow one axis of it."""
     if not nodes:
         return stored
     if stored.block_size is not None:

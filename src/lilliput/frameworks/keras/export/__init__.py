@@ -1,1 +1,1 @@
-"""What export asks of Keras; see ``frameworks/exporting``."""
+"""The export interface for Keras; see ``frameworks/exporting``."""

@@ -1,4 +1,4 @@
-"""Convert a traced function of TensorFlow: to LiteRT by its own converter, to ONNX by tf2onnx."""
+"""Convert a traced TensorFlow function: to LiteRT by its own converter, to ONNX by tf2onnx."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _LAST_OPSET = 18  # of tf2onnx
 
 
 def to_litert(trace: Trace) -> bytes:
-    """Return a traced function as a LiteRT file of floats, with an unknown operator at each site."""
+    """Return a traced function as a float LiteRT file, with a custom operator at each quantization."""
     tensorflow = require_tensorflow()
     with quiet_tensorflow():
         try:
             converter = tensorflow.lite.TFLiteConverter.from_concrete_functions([trace.concrete])
-            converter.allow_custom_ops = True  # what stands for quantization
+            converter.allow_custom_ops = True  # they represent quantizations
             data: bytes = converter.convert()
         except Exception as error:
             raise ExportError(_explain(error)) from error
@@ -43,7 +43,7 @@ def to_onnx(traced: Trace, opset: int) -> Any:
     )
     import onnx
 
-    # Names have a number of as many digits, and a file as many bytes, however many were written before.
+    # Names with a fixed number of digits, so that the file size does not depend on earlier exports.
     tf2onnx.utils.INTERNAL_NAME = 10_000
     with quiet_tensorflow():
         try:
@@ -55,7 +55,7 @@ def to_onnx(traced: Trace, opset: int) -> Any:
             )
         except Exception as error:
             raise ExportError(f"tf2onnx cannot write this model: {first_line(error)}") from error
-    proto.graph.doc_string = ""  # it would name a function of TensorFlow by its number
+    proto.graph.doc_string = ""  # it would contain the number of a TensorFlow function
     for node in proto.graph.node:
         if node.domain == "" and not onnx.defs.has(node.op_type):
             raise ExportError(
@@ -66,12 +66,12 @@ def to_onnx(traced: Trace, opset: int) -> Any:
         return onnx.version_converter.convert_version(proto, opset)
     except RuntimeError as error:
         raise ExportError(
-            f"the graph cannot be brought to opset {opset}: {first_line(error)}"
+            f"the graph cannot be converted to opset {opset}: {first_line(error)}"
         ) from error
 
 
 def _write_erfc(context: Any, node: Any, name: str, arguments: Any) -> None:
-    """Write ``erfc(x)``, which is in GELU, as ``1 - erf(x)``."""
+    """Write ``erfc(x)``, used in GELU, as ``1 - erf(x)``."""
     output = node.output[0]
     node.type = "Erf"
     one = context.make_const(f"{name}_one", np.ones((), np.float32)).output[0]

@@ -16,12 +16,12 @@ from lilliput.frameworks.keras.instrument import sidecar_of
 
 
 def backend_name() -> str:
-    """Return what Keras runs on."""
+    """Return the name of Keras's backend."""
     return str(keras.backend.backend())
 
 
 def outputs_of(model: Any, inputs: Inputs) -> list[Array]:
-    """Return what a model makes of inputs, in inference."""
+    """Return the model's outputs in inference."""
     return [to_array(x) for x in tree.flatten(call(model, inputs))]
 
 
@@ -32,8 +32,8 @@ def save_model(model: Any, path: Path) -> None:
     except Exception as error:
         raise ExportError(
             f"exporting needs TensorFlow, and {type(model).__name__} cannot be moved there from Keras on "
-            f"{backend_name()} as a .keras file: {reason_of(error)}. Give its class and layers "
-            "a get_config(), or run with KERAS_BACKEND=tensorflow."
+            f"{backend_name()} as a .keras file: {reason_of(error)}. Implement get_config() in its class and "
+            "layers, or run with KERAS_BACKEND=tensorflow."
         ) from error
 
 
@@ -50,7 +50,7 @@ def load_model(path: Path) -> Any:
 
 
 def masks_of(model: Any) -> dict[str, Array]:
-    """Return the masks of all pruners on a model; the zeros themselves are in the weights."""
+    """Return the masks of all pruners of a model; the zeros themselves are in the weights."""
     found: dict[str, Array] = {}
     for layer in model._flatten_layers():
         sidecar = sidecar_of(layer)
@@ -58,7 +58,7 @@ def masks_of(model: Any) -> dict[str, Array]:
             if wrapper.keeps_raw():
                 raise ExportError(
                     f"layer {wrapper.name!r}: {type(wrapper.compressor).__name__} still computes its "
-                    "weight, which a .keras file does not hold; strip() the pruner first."
+                    "weight, which a .keras file does not contain; strip() the pruner first."
                 )
             if wrapper.compressor.kind == "pruner" and not wrapper.layer_info.is_parameter:
                 mask = np.asarray(to_array(wrapper.weight_mask))

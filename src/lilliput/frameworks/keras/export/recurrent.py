@@ -1,4 +1,4 @@
-"""What the recurrent layers of a Keras model cost."""
+"""Costs of the recurrent layers of a Keras model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lilliput.frameworks.work import Work
 
 
 def recurrent_work(model: Any, inputs: Inputs) -> tuple[int | None, dict[str, Work]]:
-    """Return the batch size, and the work of each recurrent layer under all its paths."""
+    """Return the batch size, and the multiplications of each recurrent layer under all its paths."""
     args = inputs[0]
     rows, works = watch(model, args[0] if len(args) == 1 else list(args), timing=False)
     found = {}

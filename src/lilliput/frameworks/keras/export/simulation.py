@@ -1,4 +1,4 @@
-"""Run a Keras model as it is simulated, and note where it is quantized."""
+"""Run the simulation of a Keras model, and record its quantizer placements."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _ROWS = 4
 
 @dataclass(eq=False)
 class KerasSimulation(Simulation):
-    """What the model does in Keras."""
+    """The simulation of a model in Keras."""
 
     def call(self) -> Any:
-        """Return what the model returns in inference."""
+        """Return the model's outputs in inference."""
         return call(self.model, self.inputs)
 
     def marker(self, others: Marker) -> Marker:
-        """Return a marker with weights as they are known, which takes most of the time otherwise."""
+        """Return a marker with precomputed weights, which would otherwise take most of the time."""
         weights = {place.key: place.weight() for place in self.places if place.is_weight}
 
         def mark(wrapper: Any, kind: QuantType, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -60,7 +60,7 @@ class KerasSimulation(Simulation):
         return list(tree.flatten(nested))
 
     def resized(self, sizes: Mapping[str, int]) -> Inputs:
-        """Return the inputs with another number of rows: by default one of several, or two of one."""
+        """Return the inputs with another number of rows; by default one, or two if there is one."""
         arrays = [to_array(x) for x in tree.flatten(self.inputs[0])]
         batch = arrays[0].shape[0] if arrays and arrays[0].ndim else 0
         rows = sizes.get(BATCH, 0) or (1 if batch > 1 else 2)
@@ -74,7 +74,7 @@ class KerasSimulation(Simulation):
         return tree.map_structure(change, self.inputs[0]), {}
 
     def input_names(self) -> list[str]:
-        """Return what the model calls its inputs, or numbers."""
+        """Return the model's names of its inputs, or numbers."""
         paths = [path for path, _ in tree.flatten_with_path(self.inputs[0])]
         if all(len(path) == 2 and isinstance(path[1], str) for path in paths):
             return [str(path[1]) for path in paths]  # a dict as the only argument
@@ -92,12 +92,12 @@ class KerasSimulation(Simulation):
         return numbered(len(paths), "output")
 
     def reason_of(self, error: BaseException) -> str:
-        """Return what an error says in one line, without what Keras says around it."""
+        """Return an error message as one line, without the lines that Keras adds."""
         return reason_of(error)
 
 
 def simulate(model: Any, inputs: Inputs) -> KerasSimulation:
-    """Run a model for inference, by kernels that are right, and note where it is quantized."""
+    """Run a model for inference with correct kernels, and record its quantizer placements."""
     checked_way(model, ("eager",))
     return KerasSimulation.of(model, inputs)
 
@@ -121,12 +121,10 @@ def model_of(quantizer_or_model: Any) -> Any:
 
 
 def as_inputs(example_inputs: Any) -> Inputs:
-    """Return example inputs as arguments of ``call``: a tuple holds them, anything else is the first."""
+    """Return example inputs as arguments of ``call``: a tuple contains them, anything else is the first."""
     args = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
     if not tree.flatten(args):
-        raise ExportError(
-            "example_inputs: received nothing, expected what the model is called with."
-        )
+        raise ExportError("example_inputs: received nothing, expected the inputs of the model.")
     try:
         return tree.map_structure(_as_array, args), {}
     except (TypeError, ValueError) as error:
@@ -148,7 +146,7 @@ def _as_array(value: Any) -> Array:
 
 
 def plain_source(model: Any, example_inputs: Any) -> tuple[Any, Any]:
-    """Return a copy of a model without compressors, and what ``predict_on_batch`` takes."""
+    """Return a copy of a model without compressors, and the input of ``predict_on_batch``."""
     plain = keras.models.clone_model(model)
     plain.set_weights(model.get_weights())
     args = as_inputs(example_inputs)[0]
@@ -156,12 +154,12 @@ def plain_source(model: Any, example_inputs: Any) -> tuple[Any, Any]:
 
 
 def call(model: Any, inputs: Inputs) -> Any:
-    """Return what a model makes of inputs, in inference."""
+    """Return the model's outputs in inference."""
     return model(*inputs[0], training=False, **inputs[1])
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what an error says in one line, without what Keras says around it."""
+    """Return an error message as one line, without the lines that Keras adds."""
     plain = re.sub(r"\x1b\[\d*m", "", str(error))
     lines = [line.strip() for line in plain.splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith("Exception encountered when calling")]
@@ -169,11 +167,11 @@ def reason_of(error: BaseException) -> str:
 
 
 def examples_for(model: Any) -> Inputs:
-    """Return random inputs of the shapes that a model says it takes."""
+    """Return random inputs of the shapes that a model declares."""
     function = function_of(model)
     if function is None:
         raise ExportError(
-            f"{type(model).__name__} does not say what it takes; give example_inputs."
+            f"{type(model).__name__} does not declare its inputs; pass example_inputs."
         )
     generator = np.random.default_rng(0)
     return (tree.map_structure(lambda x: _random(x, generator), function.input),), {}
@@ -184,7 +182,7 @@ def _random(tensor: Any, generator: np.random.Generator) -> Array:
     dtype = keras.backend.standardize_dtype(tensor.dtype)
     if None in shape or not dtype.startswith("float"):
         raise ExportError(
-            f"input {tensor.name!r} ({dtype}, shape {tuple(tensor.shape)}) cannot be made up; give "
+            f"input {tensor.name!r} ({dtype}, shape {tuple(tensor.shape)}) cannot be generated; pass "
             "example_inputs."
         )
     return generator.standard_normal(shape).astype(np.float32)

@@ -1,4 +1,4 @@
-"""What the layers of a Keras model add up."""
+"""The axes over which layers of a Keras model accumulate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lilliput.frameworks.exporting.sums import Sums
 
 
 def sums_of(wrapper: Any) -> Sums | None:
-    """Return what a layer adds up, None for layers that never saturate."""
+    """Return the axes over which a layer accumulates, or None if it can never saturate."""
     layer, shape = wrapper.module, wrapper.layer_info.shape
     last = len(shape) - 1
     if isinstance(layer, layers.Dense):
@@ -32,7 +32,7 @@ def sums_of(wrapper: Any) -> Sums | None:
 
 
 def sums_of_einsum(equation: str, shape: tuple[int, ...]) -> Sums | None:
-    """Return what a product like ``abc,cde->abde`` adds up, None if it is of another kind.
+    """Return the axes over which a product like ``abc,cde->abde`` accumulates, or None for other kinds.
 
     Examples
     --------
@@ -50,7 +50,7 @@ def sums_of_einsum(equation: str, shape: tuple[int, ...]) -> Sums | None:
 
 
 def on_inputs(wrapper: Any, task: Callable[[list[Tensor]], None]) -> list[Any]:
-    """Collect what a layer is called with, which is quantized by then."""
+    """Collect the inputs of a layer, which are already quantized."""
     return backend_named("keras").on_forward(
         wrapper, lambda _, given, __: task(tree.flatten(given))
     )

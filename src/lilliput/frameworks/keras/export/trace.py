@@ -1,4 +1,4 @@
-"""Trace the simulation as a function of TensorFlow, with something in place of each quantization."""
+"""Trace the simulation as a TensorFlow function, with a placeholder for each quantization."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ NEEDS_TENSORFLOW = "exporting a Keras model needs TensorFlow: pip install 'lilli
 
 @dataclass(eq=False)
 class Trace:
-    """A function of TensorFlow that computes what a model does, and what its sites stand for."""
+    """A TensorFlow function that computes the same as a model, and the quantizations of its sites."""
 
     function: Any
     concrete: Any
@@ -47,18 +47,18 @@ Activation = Callable[[Tensor, Place, int], Tensor]
 
 
 def require_tensorflow() -> Any:
-    """Return the module, or raise an error that tells how to install it."""
+    """Return the module, or raise an error with installation instructions."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     return require("tensorflow", NEEDS_TENSORFLOW)
 
 
 def put_debug_identity(tensor: Tensor, name: str) -> Tensor:
-    """Return a tensor behind an operator that does nothing but hold a name."""
+    """Return a tensor passed through an operator that only has a name."""
     return require_tensorflow().raw_ops.DebugIdentityV2(input=tensor, op_name=name, name=name)
 
 
 def put_leaky_relu(tensor: Tensor, slope: float) -> Tensor:
-    """Return a tensor behind a LeakyRelu."""
+    """Return a tensor passed through a LeakyRelu."""
     return require_tensorflow().nn.leaky_relu(tensor, alpha=slope)
 
 
@@ -68,11 +68,11 @@ def trace(
     dynamic_batch: bool,
     weights: Mapping[Key, str] = MappingProxyType({}),
 ) -> Trace:
-    """Return a model as a function, with ``activation`` in place of the quantizers of activations.
+    """Return a model as a function, with ``activation`` instead of the quantizers of activations.
 
-    ``activation(tensor, place, number)`` gets the number of the site. Places without an integer grid are
-    traced as the operations that their algorithm is made of. Quantized weights are constants of the
-    function, but for those that ``weights`` names: these are inputs of it, after those of the model.
+    ``activation(tensor, place, number)`` gets the number of the site. Placements without an integer grid are
+    traced as the operations of their algorithm. Quantized weights are constants of the function, except
+    those named by ``weights``: these are additional inputs after those of the model.
     """
     tensorflow = require_tensorflow()
     numbers = {place.key: i for i, place in enumerate(simulation.places)}
@@ -128,7 +128,7 @@ def trace(
 
 
 def _shapes(arrays: list[Array], dynamic_batch: bool) -> list[tuple[list[int | None], Array]]:
-    """Return the shapes to trace with: the first axis is left open where it is that of the batch."""
+    """Return the shapes for tracing: the first axis is None if it is that of the batch."""
     rows = next((len(x) for x in arrays if x.ndim), None)
     found = []
     for array in arrays:

@@ -1,4 +1,4 @@
-"""Keras layers as neutral ops: one small function per kind of layer, found by the layer's class."""
+"""Keras layers as neutral ops: one small function per kind of layer, found by its class."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FAMILIES = (convolve, dense, elementwise, norms, recurrent, shape)
 
 
 def find_lowering(operation: Any) -> Lowering | None:
-    """Return how a layer or operation is written; None for one whose code is not Keras's own."""
+    """Return the function that translates a layer or operation; None if its code is not that of Keras."""
     own: Any = unshadowed(type(operation))
     for base in own.__mro__:
         if base.__module__.partition(".")[0] == "keras":
@@ -26,12 +26,12 @@ def find_lowering(operation: Any) -> Lowering | None:
 
 
 def _key(cls: Any) -> str:
-    """Return the name that a class has in the table: operations of ``keras.ops`` begin with ``ops.``."""
+    """Return the key of a class in the table: operations of ``keras.ops`` start with ``ops.``."""
     is_layer = cls.__module__.startswith("keras.src.layers")
     return cls.__name__ if is_layer else f"ops.{cls.__name__}"
 
 
 def _is_altered(layer: Any) -> bool:
-    """Whether a layer holds its weights in another form than its class does at first."""
+    """Whether a layer stores its weights in another form than its class initially does."""
     quantized = getattr(layer, "quantization_mode", None) is not None
     return quantized or bool(getattr(layer, "lora_enabled", False))

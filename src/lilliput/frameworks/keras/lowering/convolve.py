@@ -11,25 +11,25 @@ from lilliput.graph.ir import Shape, Tensor
 
 @lowering("Conv1D", "Conv2D", "Conv3D")
 def convolution(writer: Writer) -> Any:
-    """Filters are last in the kernel, inputs of a group before them."""
+    """Filters are last in the kernel, preceded by the inputs of a group."""
     return _plain(writer, "conv")
 
 
 @lowering("Conv1DTranspose", "Conv2DTranspose", "Conv3DTranspose")
 def transposed(writer: Writer) -> Any:
-    """Inputs are last in the kernel, filters before them."""
+    """Inputs are last in the kernel, preceded by the filters."""
     return _plain(writer, "conv_transpose")
 
 
 @lowering("DepthwiseConv1D", "DepthwiseConv2D")
 def depthwise(writer: Writer) -> Any:
-    """Each input channel goes with all the outputs that are made of it."""
+    """Each input channel is removed with all the outputs computed from it."""
     return _finish(writer, _apart(writer, writer.kernel(), "bias"))
 
 
 @lowering("SeparableConv1D", "SeparableConv2D")
 def separable(writer: Writer) -> Any:
-    """A depthwise convolution, and one of size 1 behind it."""
+    """A depthwise convolution followed by one of size 1."""
     mixing = writer.kernel("pointwise_kernel")
     between = _apart(writer, writer.kernel("depthwise_kernel"), "")
     return _finish(writer, _convolve(writer, "conv", between, mixing))
@@ -41,7 +41,7 @@ def _plain(writer: Writer, name: str) -> Any:
 
 
 def _apart(writer: Writer, kernel: Tensor, bias: str) -> Tensor:
-    """Convolve each channel by itself: a kernel of (window, channels, outputs of each)."""
+    """Convolve each channel separately, with a kernel of (window, channels, outputs of each)."""
     *window, channels, each = kernel.shape
     turned = writer.permute(kernel, (-2, -1, *range(len(window))))
     x = writer.channels_first(writer.input())

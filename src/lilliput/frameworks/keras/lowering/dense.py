@@ -26,7 +26,7 @@ def einsum_dense(writer: Writer) -> Any:
 
 
 def project(writer: Writer, layer: Any, x: Tensor, shape: Shape) -> Tensor:
-    """Return what an EinsumDense makes of a tensor, before its activation."""
+    """Return the output of an EinsumDense before its activation."""
     kernel, bias = writer.kernel("kernel", layer), writer.parameter("bias", layer)
     equation = _spelled_out(layer.equation, len(x.shape))
     made: Tensor = writer.op("einsum", shape, equation=equation, tensors=[x, kernel])
@@ -36,7 +36,7 @@ def project(writer: Writer, layer: Any, x: Tensor, shape: Shape) -> Tensor:
 
 
 def _spelled_out(equation: str, rank: int) -> str:
-    """Return an equation with letters in the place of dots.
+    """Return an equation with letters instead of dots.
 
     >>> _spelled_out("...x,xy->...y", 3)
     'ABx,xy->ABy'
@@ -61,14 +61,14 @@ def attention(writer: Writer) -> Any:
     query, value = writer.argument(0, "query"), writer.argument(1, "value")
     key = writer.argument(2, "key") or value
     if query is None or value is None or key is None or len(query.shape) != 3:
-        raise UnknownError("it is called in a way that is not known")
+        raise UnknownError("it is called in an unknown way")
     if len(value.shape) != 3 or len(writer.node.outputs) != 1 or layer._attention_axes != (1,):
         raise UnknownError("it attends along several dimensions, or returns its scores")
     heads = _heads(writer, layer._query_dense, query, layer._key_dim)
     keys = _heads(writer, layer._key_dense, key, layer._key_dim)
     values = _heads(writer, layer._value_dense, value, layer._value_dim)
     shape = (*heads.shape[:3], layer._value_dim)
-    # Masks say which positions are seen, and these are not cut.
+    # Masks select positions, which are not cut.
     mixed = writer.op("attention", shape, query=heads, key=keys, value=values, attn_mask=None)
     mixed = writer.permute(mixed, (0, 2, 1, 3))
     if getattr(layer, "_use_gate", False):
@@ -79,7 +79,7 @@ def attention(writer: Writer) -> Any:
 
 
 def _heads(writer: Writer, layer: Any, x: Tensor, size: int) -> Tensor:
-    """Return the projection to heads, (batch, heads, length, size): whole heads come and go."""
+    """Return the projection to heads, (batch, heads, length, size): whole heads are removed."""
     shape = (*x.shape[:2], writer.layer._num_heads, size)
     made = project(writer, layer, x, shape)
     why = "they are inside heads, and whole heads are removed instead"

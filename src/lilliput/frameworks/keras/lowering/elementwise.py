@@ -1,4 +1,4 @@
-"""Layers and operations that treat every element alike."""
+"""Layers and operations that treat every element equally."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from keras import KerasTensor, tree
 from lilliput.frameworks.keras.lowering.table import UnknownError, Writer, lowering
 from lilliput.graph.ir import Tensor
 
-# Functions of keras.activations that look at one element at a time, and are finite at zero.
+# Functions of keras.activations that are elementwise and finite at zero.
 _ACTIVATIONS = frozenset(
     {
         *("linear", "relu", "relu6", "leaky_relu", "elu", "selu", "celu", "gelu", "silu", "swish"),
@@ -31,7 +31,7 @@ _COMBINING = (
     *("Add", "Subtract", "Multiply", "Maximum", "Minimum", "Where"),
     *("Greater", "GreaterEqual", "Less", "LessEqual", "Equal", "NotEqual"),
 )
-# Neutral names of those that leave zeros zero, or do so under some conditions; others need none.
+# Neutral names of those that map zeros to zeros, possibly under conditions; others need none.
 _NEUTRAL = {
     **{x: x.lower() for x in ("Relu", "Relu6", "Elu", "Selu", "Celu", "Gelu", "Silu", "Tanh")},
     **{x: x.lower() for x in ("Square", "Sign", "Floor", "Ceil", "Round", "Sin", "Expm1", "Erf")},
@@ -45,14 +45,14 @@ _NEUTRAL = {
 
 
 def activate(writer: Writer, tensor: Tensor, activation: Any) -> Tensor:
-    """Apply the activation that a layer has built in; one that compares channels keeps them all."""
+    """Apply the activation built into a layer; one that compares channels pins all of them."""
     name = getattr(activation, "__name__", "")
     known = getattr(keras.activations, name, None) if name in _ACTIVATIONS else None
     if activation is None:
         return tensor
     if known is activation:
         return _apply(writer, _NEUTRAL.get(name, name), tensor)
-    if {*writer.node.outputs} & {*writer.calls.outputs}:  # these are kept anyhow
+    if {*writer.node.outputs} & {*writer.calls.outputs}:  # these are pinned anyway
         return tensor
     why = f"the activation {name or type(activation).__name__!r} may mix them"
     made: Tensor = writer.op("stays", tensor.shape, input=tensor, because=why)
@@ -72,7 +72,7 @@ def activation(writer: Writer) -> Any:
 
 @lowering("ReLU", "LeakyReLU", "ELU")
 def rectified(writer: Writer) -> Any:
-    """Apply a rectifier; one with a threshold may make something of zero."""
+    """Apply a rectifier; with a threshold it may map zero to another value."""
     is_plain = not getattr(writer.layer, "threshold", 0)
     return _apply(writer, "relu" if is_plain else "threshold", writer.input())
 
@@ -88,10 +88,10 @@ def unchanged(writer: Writer) -> Any:
 
 @lowering("Dropout", "AlphaDropout")
 def dropout(writer: Writer) -> Any:
-    """Keep every element where it is; the shape of the noise may be written down."""
+    """Keep every element where it is; the shape of the noise may be specified."""
     noise = getattr(writer.layer, "noise_shape", None) or ()
     if any(size not in (None, 1) for size in noise[1:]):
-        raise UnknownError("the shape of its noise is written down")
+        raise UnknownError("the shape of its noise is specified")
     return writer.input()
 
 
@@ -99,14 +99,14 @@ def dropout(writer: Writer) -> Any:
 def rescaling(writer: Writer) -> Any:
     """Multiply and add numbers."""
     if np.ndim(writer.layer.scale) or np.ndim(writer.layer.offset):
-        raise UnknownError("it holds a number for each channel")
+        raise UnknownError("it has a number for each channel")
     x = writer.input()
     return writer.op("add", x.shape, is_pointwise=True, input=x, other=float(writer.layer.offset))
 
 
 @lowering("PReLU")
 def prelu(writer: Writer) -> Any:
-    """Share the channels of the slopes; with both at zero the result is zero, as for a sum."""
+    """Share the channels of the slopes; if both are zero the result is zero, as for a sum."""
     x, slopes = writer.input(), writer.parameter("alpha")
     return writer.op("add", x.shape, is_pointwise=True, input=x, other=slopes)
 
@@ -139,7 +139,7 @@ def divide(writer: Writer) -> Any:
 
 @lowering("Add", "Subtract", "Multiply", "Average", "Maximum", "Minimum")
 def merge(writer: Writer) -> Any:
-    """Combine element by element; shorter shapes are filled up behind the batch."""
+    """Combine element by element; shorter shapes are filled up after the batch dimension."""
     shape, filled = writer.shape(), []
     for x in writer.inputs():
         missing = (1,) * (len(shape) - len(x.shape))
@@ -157,7 +157,7 @@ def _flat(writer: Writer) -> list[Any]:
 
 
 def has_array(writer: Writer) -> bool:
-    """Whether an operation holds an array, or is called with one, that is not a tensor of the graph."""
+    """Whether an operation contains, or is called with, an array that is not a tensor of the graph."""
     held = [value for value in vars(writer.layer).values() if hasattr(value, "dtype")]
     flat = [*_flat(writer), *held]
     return any(not isinstance(x, KerasTensor) and len(getattr(x, "shape", ())) > 0 for x in flat)
@@ -165,4 +165,4 @@ def has_array(writer: Writer) -> bool:
 
 def _refuse_arrays(writer: Writer) -> None:
     if has_array(writer):
-        raise UnknownError("it holds an array of its own")
+        raise UnknownError("it contains an array")

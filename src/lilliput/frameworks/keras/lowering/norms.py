@@ -11,7 +11,7 @@ _STATISTICS = ("moving_stddev", "renorm_mean", "renorm_stddev")
 
 @lowering("BatchNormalization")
 def batch_norm(writer: Writer) -> Any:
-    """Normalize each channel by itself."""
+    """Normalize each channel separately."""
     at = writer.layer.axis
     x = writer.move(writer.input(), at, 1)
     mean = writer.parameter("moving_mean")
@@ -63,7 +63,7 @@ def group_norm(writer: Writer) -> Any:
 
 @lowering("UnitNormalization")
 def unit_norm(writer: Writer) -> Any:
-    """Divide by the length of vectors, which zeros do not change."""
+    """Divide vectors by their length, which zeros do not change."""
     x, dims = writer.input(), _dims(writer)
     lengths = tuple(1 if d in dims else n for d, n in enumerate(x.shape))
     length = writer.op("linalg_vector_norm", lengths, input=x, dim=dims, keepdim=True)
@@ -74,5 +74,5 @@ def _dims(writer: Writer) -> list[int]:
     axis, count = writer.layer.axis, len(writer.input().shape)
     dims = sorted(d % count for d in ([axis] if isinstance(axis, int) else axis))
     if 0 in dims:
-        raise UnknownError("the batch is normalized")
+        raise UnknownError("it normalizes over the batch")
     return dims

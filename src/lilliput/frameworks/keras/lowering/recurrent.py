@@ -14,7 +14,7 @@ from lilliput.graph.ir import Tensor
 
 _LAYERS = (layers.LSTM, layers.GRU, layers.SimpleRNN)
 _CELLS = ("LSTMCell", "GRUCell", "SimpleRNNCell")
-# A hidden unit without weights stays at zero with these.
+# With these, a hidden unit without weights stays at zero.
 _ACTIVATIONS = ("tanh", "relu", "linear", "softsign", "elu", "selu", "gelu", "silu")
 
 
@@ -31,9 +31,9 @@ def _run(writer: Writer, layer: Any, x: Tensor, states: list[Tensor]) -> list[Te
     """Return the output of a recurrent layer and its states."""
     cell = layer.cell
     if kind_of(cell) not in _CELLS or len(x.shape) != 3:
-        raise UnknownError("its cells are not known")
+        raise UnknownError("its cells are unknown")
     if layer.stateful or getattr(cell.activation, "__name__", "") not in _ACTIVATIONS:
-        raise UnknownError("it keeps its state, or its activation makes something of zero")
+        raise UnknownError("it keeps its state, or its activation maps zero to another value")
     batch, steps, _ = x.shape
     size = (batch, cell.units)
     first = (batch, steps, cell.units) if layer.return_sequences else size
@@ -50,19 +50,19 @@ def _run(writer: Writer, layer: Any, x: Tensor, states: list[Tensor]) -> list[Te
 
 
 def _weights(writer: Writer, cell: Any) -> list[Tensor]:
-    """Return the weights of a cell with its gates in front."""
+    """Return the weights of a cell with the gate dimension first."""
     turned = [
         writer.permute(writer.kernel(name, cell), (1, 0)) for name in ("kernel", "recurrent_kernel")
     ]
     bias = writer.parameter("bias", cell)
     if bias is None:
         return turned
-    return [*turned, writer.move(bias, -1, 0)]  # of a GRU one for inputs and one for states
+    return [*turned, writer.move(bias, -1, 0)]  # for a GRU one for inputs and one for states
 
 
 @lowering("RNN")
 def stacked(writer: Writer) -> Any:
-    """Count what cells of any kind multiply; nothing more is known of them."""
+    """Count the multiplications of cells of any kind; nothing else is known of them."""
     cells = cells_of(writer.layer)
     pairs = [(cell, name) for cell in cells for name in ("kernel", "recurrent_kernel")]
     matrices = [x for cell, name in pairs if (x := writer.parameter(name, cell)) is not None]
@@ -76,12 +76,12 @@ def stacked(writer: Writer) -> Any:
 
 @lowering("Bidirectional")
 def both(writer: Writer) -> Any:
-    """Run one layer forth and one back, and join what they return."""
+    """Run one layer forward and one backward, and join their outputs."""
     layer = writer.layer
     inner = (layer.forward_layer, layer.backward_layer)
     is_plain = all(unshadowed(type(x)) in _LAYERS for x in inner)
     if not is_plain or len(writer.node.inputs) != 1 or len(writer.node.outputs) != 1:
-        raise UnknownError("its layers are not known, or it passes states")
+        raise UnknownError("its layers are unknown, or it passes states")
     forth, back = (_run(writer, x, writer.input(), [])[0] for x in inner)
     if layer.merge_mode == "concat":
         dim = len(forth.shape) - 1
@@ -89,4 +89,4 @@ def both(writer: Writer) -> Any:
     if layer.merge_mode in ("sum", "ave", "mul"):
         name = "mul" if layer.merge_mode == "mul" else "add"
         return writer.op(name, writer.shape(), is_pointwise=True, input=forth, other=back)
-    raise UnknownError("it returns both directions apart")
+    raise UnknownError("it returns both directions separately")

@@ -17,7 +17,7 @@ _REDUCTIONS |= {"Amax": "amax", "Amin": "amin"}
 
 @lowering("Flatten")
 def flatten(writer: Writer) -> Any:
-    """Put all dimensions but the batch into one, channels last."""
+    """Flatten all dimensions but the batch, channels last."""
     x = writer.input()
     is_first = writer.layer.data_format == "channels_first" and len(x.shape) > 1
     return _reshape(writer, writer.move(x, 1, -1) if is_first else x)
@@ -35,7 +35,7 @@ def _reshape(writer: Writer, x: Tensor) -> Any:
     if before[:1] != after[:1]:
         raise UnknownError("the batch is mixed with other dimensions")
     if writer.is_open() or prod(x.shape) != prod(writer.shape()):
-        raise UnknownError("some sizes are not known")
+        raise UnknownError("some sizes are unknown")
     return writer.op("reshape", writer.shape(), input=x)
 
 
@@ -62,7 +62,7 @@ def transpose(writer: Writer) -> Any:
 
 @lowering("RepeatVector")
 def repeat(writer: Writer) -> Any:
-    """Copy vectors along a new dimension; how often is written in the layer."""
+    """Copy vectors along a new dimension, a fixed number of times."""
     x, shape = writer.input(), writer.shape()
     opened = writer.op("unsqueeze", (x.shape[0], 1, x.shape[1]), input=x)
     made = writer.op("expand", shape, input=opened)
@@ -76,7 +76,7 @@ def concatenate(writer: Writer) -> Any:
     at = writer.layer.axis % len(shape)
     shapes = [writer.calls.shapes[number] for number in writer.node.inputs]
     if has_array(writer) or any(x[at] is None for x in shapes):
-        raise UnknownError("some sizes are not known")
+        raise UnknownError("some sizes are unknown")
     return writer.op("cat", shape, tensors=writer.inputs(), dim=at)
 
 
@@ -92,7 +92,7 @@ def reduction(writer: Writer) -> Any:
 
 @lowering("Softmax", "ops.Softmax", "ops.LogSoftmax")
 def softmax(writer: Writer) -> Any:
-    """Compare the entries of some dimensions with each other; the others pass."""
+    """Compare the entries of some dimensions with each other; the others are unchanged."""
     axis = writer.layer.axis
     dims = [axis] if isinstance(axis, int) else None if axis is None else list(axis)
     return writer.op("softmax", writer.shape(), input=writer.input(), dim=dims)
@@ -100,7 +100,7 @@ def softmax(writer: Writer) -> Any:
 
 @lowering(*_POOLS, *(f"Adaptive{name}" for name in _POOLS), *_FRAMES)
 def window(writer: Writer) -> Any:
-    """Work on space, channel by channel."""
+    """Work on space, one channel at a time."""
     x, shape = writer.channels_first(writer.input()), writer.shape()
     is_first = writer.layer.data_format == "channels_first"
     space = shape[2:] if is_first else shape[1:-1]
@@ -110,7 +110,7 @@ def window(writer: Writer) -> Any:
 
 @lowering(*(f"Global{name}" for name in _POOLS))
 def whole(writer: Writer) -> Any:
-    """Make one number of each channel."""
+    """Reduce each channel to one number."""
     x, layer = writer.input(), writer.layer
     at = 1 if layer.data_format == "channels_first" else len(x.shape) - 1
     dims = [d for d in range(1, len(x.shape)) if d != at]

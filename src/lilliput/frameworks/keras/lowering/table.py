@@ -1,4 +1,4 @@
-"""What a Keras layer is made of: a function for each kind of layer that writes it as neutral ops."""
+"""The table of functions that translate Keras layers to neutral ops."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ LOWERINGS: dict[str, Lowering] = {}
 
 
 class UnknownError(Exception):
-    """A layer or operation that cannot be written as neutral ops; the reason is the message."""
+    """A layer or operation that cannot be translated to neutral ops; the message is the reason."""
 
 
 class Writer:
-    """The graph in the making, and the call of a layer that is written into it.
+    """The graph under construction, and the layer call that is being translated.
 
     Parameters
     ----------
@@ -28,18 +28,18 @@ class Writer:
     tensors : Tensors
         The variables of the model.
     batch : int
-        How many examples a call has, where the model leaves that open.
+        Number of examples of a call, if the model does not specify it.
     """
 
     def __init__(self, calls: Calls, tensors: Tensors, batch: int) -> None:
         self.calls, self.tensors, self.batch = calls, tensors, batch
         self.graph = Graph()
-        self.values: dict[int, Tensor] = {}  # by the number that a value has in the calls
+        self.values: dict[int, Tensor] = {}  # by the number of a value in the calls
         self.node: Node = calls.nodes[0]
         self.number = 0  # of the call
 
     def op(self, name: str, shape: Any, /, is_pointwise: bool = False, **arguments: Any) -> Any:
-        """Append an op on behalf of the layer; return its result or results."""
+        """Append an op for the layer; return its result or results."""
         path = self.node.path or (self.node.scopes[-1] if self.node.scopes else "")
         scopes = ((f"{path}@{self.number}", path),)
         title = kind_of(self.node.operation)
@@ -47,7 +47,7 @@ class Writer:
         made.source = self.node
         return self.graph.add(made, shape)
 
-    # -- what a layer reads ------------------------------------------------------------------------
+    # -- inputs of a layer -------------------------------------------------------------------------
 
     @property
     def layer(self) -> Any:
@@ -63,7 +63,7 @@ class Writer:
         return self.values[self.node.inputs[0]]
 
     def argument(self, position: int, name: str) -> Tensor | None:
-        """Return a tensor that it is called with by position or name, None if there is none."""
+        """Return a tensor argument by position or name, or None."""
         given = self.node.arguments
         found = given.args[position] if position < len(given.args) else given.kwargs.get(name)
         numbers = dict(zip(map(id, given.keras_tensors), self.node.inputs, strict=True))
@@ -74,18 +74,18 @@ class Writer:
         return self.closed(self.node.outputs[k])
 
     def closed(self, number: int) -> Shape:
-        """Return the shape of a value in numbers: a size that is left open counts as one."""
+        """Return the shape of a value, with 1 for unknown sizes."""
         first, *others = self.calls.shapes[number] or (1,)
         sizes = [1 if n is None else int(n) for n in others]
         return (self.batch if first is None else int(first), *sizes)
 
     def is_open(self) -> bool:
-        """Whether sizes beside the batch are not known."""
+        """Whether sizes other than the batch are unknown."""
         numbers = (*self.node.inputs, *self.node.outputs)
         return any(None in self.calls.shapes[number][1:] for number in numbers)
 
     def parameter(self, attribute: str, layer: Any = None) -> Tensor | None:
-        """Return a variable of the layer, None if it has none of that name."""
+        """Return a variable of the layer, or None if it has none of that name."""
         found = self.tensors.find(self.layer if layer is None else layer, attribute)
         if found is None:
             return None
@@ -96,13 +96,13 @@ class Writer:
         return self.graph.parameters[name]
 
     def kernel(self, attribute: str = "kernel", layer: Any = None) -> Tensor:
-        """Return a variable that the layer cannot do without."""
+        """Return a variable that the layer must have."""
         found = self.parameter(attribute, layer)
         if found is None:
             raise UnknownError(f"it has no {attribute} of its own")
         return found
 
-    # -- what is written often ---------------------------------------------------------------------
+    # -- common ops --------------------------------------------------------------------------------
 
     def permute(self, tensor: Tensor, order: Sequence[int]) -> Tensor:
         """Reorder the dimensions of a tensor."""
@@ -114,13 +114,13 @@ class Writer:
         return made
 
     def move(self, tensor: Tensor, source: int, target: int) -> Tensor:
-        """Put one dimension of a tensor to another place."""
+        """Move one dimension of a tensor."""
         order = list(range(len(tensor.shape)))
         order.insert(target % len(order), order.pop(source % len(order)))
         return self.permute(tensor, order)
 
     def channels_first(self, tensor: Tensor) -> Tensor:
-        """Return what goes in with its channels behind the batch."""
+        """Return the input with its channels right after the batch."""
         is_first = getattr(self.layer, "data_format", "") == "channels_first"
         return tensor if is_first else self.move(tensor, -1, 1)
 
@@ -148,5 +148,5 @@ def lowering(*names: str) -> Callable[[Lowering], Lowering]:
 
 
 def kind_of(operation: Any) -> str:
-    """Return the name of the class that an operation has in the user's code."""
+    """Return the name of an operation's class in the user's code."""
     return unshadowed(type(operation)).__name__

@@ -15,7 +15,7 @@ from lilliput.frameworks.torch.executorch.program import list_layers as list_lay
 
 
 def build(simulation: Simulation, max_batch: int) -> tuple[Captured, Program]:
-    """Return a model as a program; with a fixed batch where it cannot be left open."""
+    """Return a model as a program; with a fixed batch if it cannot be dynamic."""
     try:
         captured = capture(simulation, max_batch)
         finish(captured)
@@ -36,7 +36,7 @@ def float_program(simulation: Simulation, max_batch: int) -> bytes:
 
 
 def _lowered(captured: Captured) -> Program:
-    """Return the program; layers that XNNPACK leaves out have float weights, which it may take."""
+    """Return the program; layers that XNNPACK leaves out get float weights, which it may accept."""
     try:
         return lower(captured)
     except LeftOutError as error:

@@ -1,4 +1,4 @@
-"""Capture a model with quantize and dequantize operators in place of its quantizers."""
+"""Capture a model with quantize and dequantize operators instead of its quantizers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx
 
-# Importing it registers the operators quantized_decomposed.*, which XNNPACK's partitioner looks for.
+# Importing it registers the operators quantized_decomposed.*, which XNNPACK's partitioner expects.
 from torch.ao.quantization.fx import _decomposed  # noqa: F401
 from torch.nn.functional import hardtanh
 from torch.utils._pytree import tree_flatten
@@ -52,13 +52,13 @@ class Captured:
     module : torch.fx.GraphModule
         The model; its inputs are those of the model itself.
     inputs : pair of tuple and dict
-        What it is called with.
+        The arguments of the model.
     shapes : Any
-        The open sizes, as ``torch.export`` takes them.
+        The dynamic sizes, in the form of ``torch.export``.
     tensors : dict
         From a quantized activation (place, position, call) to its quantize node.
     notes : list of str
-        What the user should know.
+        Notes for the user.
     """
 
     module: fx.GraphModule
@@ -68,7 +68,7 @@ class Captured:
     notes: list[str] = field(default_factory=list)
 
     def export(self, more: Sequence[fx.Node] = ()) -> Any:
-        """Return it as an exported program with a flat tuple of outputs, these nodes the last of them."""
+        """Return it as an exported program with a flat tuple of outputs, followed by these nodes."""
         graph: Any = self.module.graph
         end, codegen = next(node for node in graph.nodes if node.op == "output"), graph._codegen
         held, info = end.args, codegen.pytree_info
@@ -90,7 +90,7 @@ class Captured:
         return {key: _written_grid(node) for key, node in self.tensors.items()}
 
     def output_grids(self) -> list[Grid | None]:
-        """Return the grid that each output lies on, None if it lies on none."""
+        """Return the grid of each output, or None."""
         end: Any = next(node for node in self.module.graph.nodes if node.op == "output")
         return [_written_grid(x) if x.target is DEQUANTIZE else None for x in end.args[0]]
 
@@ -105,11 +105,11 @@ def capture(simulation: Simulation, max_batch: int, is_float: bool = False) -> C
     Parameters
     ----------
     simulation : Simulation
-        The model, and what its quantizers do; the only axis that it may have is the batch.
+        The model with its quantizers; its only dynamic axis may be the batch.
     max_batch : int
-        The largest number of rows that it takes; 0: as many as the example has.
+        The largest number of rows; 0 for that of the example.
     is_float : bool
-        Whether to leave all quantizers out: the model that the file is compared with in speed.
+        Whether to omit all quantizers, for a float model to compare the speed with.
     """
     mark = _Marks(simulation, is_float)
     inputs, shapes = _open_batch(simulation, max_batch) if max_batch else (simulation.inputs, None)
@@ -141,14 +141,14 @@ class CaptureError(ExportError):
 
 
 class _Marks:
-    """Puts quantize and dequantize operators in place of quantizers, and remembers which is which."""
+    """Inserts quantize and dequantize operators instead of quantizers, and records which is which."""
 
     def __init__(self, simulation: Simulation, is_float: bool) -> None:
         self.simulation, self.is_float = simulation, is_float
         self.numbers = {place.key: i for i, place in enumerate(simulation.places)}
         self.calls: dict[tuple[int, int], int] = defaultdict(int)
         self.keys: list[Key] = []
-        # Made before tracing, where numbers can be read.
+        # Created before tracing, while values can be read.
         places = [] if is_float else simulation.places
         self.weights = {p.key: _weight(p) for p in places if p.is_weight}
         self.grids = {p.key: _grid_of(p) for p in places if not p.is_weight and p.qparams}
@@ -156,7 +156,7 @@ class _Marks:
     def __call__(
         self, wrapper: Any, kind: QuantType, tensors: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
-        """Return the tensors as a quantizer leaves them."""
+        """Return the tensors as quantized."""
         if self.is_float:
             return tensors
         number = self.numbers[key_of(wrapper, kind)]
@@ -171,7 +171,7 @@ class _Marks:
 
     def _activation(self, tensor: Tensor, place: Place, number: int, position: int) -> Tensor:
         scale, zero, low, high = self.grids[place.key]
-        if (low, high) != (LOW, HIGH):  # XNNPACK does not look at the bounds of the operator
+        if (low, high) != (LOW, HIGH):  # XNNPACK ignores the bounds of the operator
             tensor = hardtanh(tensor, (low - zero) * scale, (high - zero) * scale)
         call = self.calls[number, position]
         self.calls[number, position] += 1
@@ -203,7 +203,7 @@ def _grid_of(place: Place) -> tuple[float, int, int, int]:
 
 
 def _weight(place: Place) -> Tensor | Integers:
-    """Return a weight as int8 with a scale per channel, or in float where it cannot be."""
+    """Return a weight as int8 with one scale per channel, or in float if that is impossible."""
     plain = torch.from_numpy(np.array(place.weight()))
     if place.qparams is None:
         return plain
@@ -232,9 +232,9 @@ def _dequantized(weight: Tensor | Integers) -> Tensor:
 
 
 def _open_batch(simulation: Simulation, max_batch: int) -> tuple[Inputs, Any]:
-    """Return inputs to trace with, and what ``torch.export`` is told of the size of their batch."""
+    """Return inputs for tracing, and the specification of their batch size for ``torch.export``."""
     rows = max((axis.size for axis in simulation.axes), default=0)
-    # Below 16 rows torch asks whether NNPACK should convolve, and from then on allows no more than 15.
+    # Below 16 rows torch checks whether to use NNPACK, and then allows no more than 15.
     traced = max(rows, 16)
     batch = torch.export.Dim(BATCH, min=1, max=max(max_batch, traced))
     axes = [replace(axis, hint=batch) for axis in simulation.axes]

@@ -1,8 +1,8 @@
-"""From the captured graph to one that XNNPACK computes on integers; each pass keeps all numbers.
+"""Turn the captured graph into one that XNNPACK computes with integers; no pass changes any numbers.
 
-In their order: batch norms go into the weight in front of them, padding into the convolution behind it,
-activations that cut nothing off are dropped, integers reach through what only moves them, and weights that
-no integer kernel reads become float.
+In order: batch norms are folded into the preceding weight, padding into the following convolution,
+clips without effect are dropped, integers are propagated through operators that only move them, and
+weights that no integer kernel reads become float.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from lilliput.frameworks.torch.executorch.capture import (
 
 ATEN: Any = torch.ops.aten
 Node = Any  # torch.fx.Node, whose arguments have no types
-# Operators that multiply with a weight, and the axis of the weight that holds the outputs.
+# Operators that multiply by a weight, and the axis of the weight that counts outputs.
 LAYERS = {
     ATEN.conv1d.default: 0,
     ATEN.conv2d.default: 0,
@@ -32,7 +32,7 @@ LAYERS = {
     ATEN.conv_transpose2d.input: 1,
     ATEN.linear.default: 0,
 }
-# They move numbers, and compute none.
+# They move numbers without computing.
 _MOVERS = frozenset(
     {
         *(ATEN.max_pool2d.default, ATEN.flatten.using_ints, ATEN.view.default),
@@ -57,7 +57,7 @@ _CONV2D: tuple[Any, ...] = (
 )  # bias, stride, padding, dilation, groups
 _FUSED = frozenset({ATEN.relu.default, ATEN.hardtanh.default})
 _REASON = "lilliput_reason"  # in the meta of a layer whose weight became float
-_ROOMY = 2.0**30  # a bias in units of input scale times weight scale, where XNNPACK has int32
+_ROOMY = 2.0**30  # largest bias in units of input scale times weight scale, int32 in XNNPACK
 
 
 def finish(captured: Captured) -> None:
@@ -70,14 +70,14 @@ def finish(captured: Captured) -> None:
     _quantize_earlier(graph)
     _carry_integers(graph)
     _give_room(captured)
-    _settle_weights(captured)
+    _resolve_weights(captured)
     _one_reader_each(graph)
     graph.eliminate_dead_code()
     captured.module.recompile()
 
 
 def _fold_norms(captured: Captured) -> None:
-    """Fold a batch norm into the integer weight in front of it; XNNPACK does so with float weights."""
+    """Fold a batch norm into the preceding integer weight; XNNPACK does so for float weights."""
     module, graph = captured.module, captured.module.graph
     for norm in graph.find_nodes(op="call_function", target=ATEN.batch_norm.default):
         layer = norm.args[0]
@@ -102,7 +102,7 @@ def _fold_norms(captured: Captured) -> None:
 
 
 def _scale_channels(captured: Captured, weight: Node, factor: Tensor, axis: int) -> bool:
-    """Multiply an integer weight by a factor per output channel; False if a sign cannot be turned."""
+    """Multiply an integer weight by one factor per output channel; False if a sign cannot be flipped."""
     integers, scale = (value_of(captured.module, x) for x in weight.args[:2])
     if weight.args[3] != axis:
         if scale.unique().numel() > 1:
@@ -119,7 +119,7 @@ def _scale_channels(captured: Captured, weight: Node, factor: Tensor, axis: int)
 
 
 def _merge_pads(graph: fx.Graph) -> None:
-    """Let a convolution pad its input itself, where both sides get as many zeros."""
+    """Let a convolution pad its input itself, if both sides get the same number of zeros."""
     for node in graph.find_nodes(op="call_function", target=ATEN.conv2d.default):
         pad = node.args[0]
         if not _is_zero_pad(pad) or len(pad.args[1]) != 4:
@@ -133,7 +133,7 @@ def _merge_pads(graph: fx.Graph) -> None:
 
 
 def _is_zero_pad(node: Node) -> bool:
-    """Whether a node puts zeros around a tensor, and has one reader."""
+    """Whether a node pads a tensor with zeros, and has one reader."""
     if node.target is not ATEN.pad.default or len(node.users) != 1 or min(node.args[1]) < 0:
         return False
     given: list[Any] = list(node.args[2:])
@@ -142,7 +142,7 @@ def _is_zero_pad(node: Node) -> bool:
 
 
 def _merge_clips(graph: fx.Graph) -> None:
-    """Write what cuts a tensor as one ReLU or Hardtanh, which XNNPACK computes with the layer before."""
+    """Write a clip as one ReLU or Hardtanh, which XNNPACK fuses with the preceding layer."""
     for node in list(graph.nodes):
         bounds = _bounds_of(node)
         if bounds is None:
@@ -160,7 +160,7 @@ def _merge_clips(graph: fx.Graph) -> None:
 
 
 def _bounds_of(node: Node) -> tuple[float, float] | None:
-    """Return between which numbers a node cuts a tensor, None if it does not."""
+    """Return the bounds to which a node clips a tensor, or None."""
     if node.target in _CLIPS:
         return _CLIPS[node.target]
     if node.target not in _GIVEN_CLIPS:
@@ -171,7 +171,7 @@ def _bounds_of(node: Node) -> tuple[float, float] | None:
 
 
 def _drop_idle_clips(graph: fx.Graph) -> None:
-    """Drop what would cut a dequantized tensor beyond the ends of its grid."""
+    """Drop clips of a dequantized tensor at or beyond the ends of its grid."""
     for node in list(graph.nodes):
         bounds = _bounds_of(node)
         if bounds and node.args[0].target is DEQUANTIZE:
@@ -183,7 +183,7 @@ def _drop_idle_clips(graph: fx.Graph) -> None:
 
 
 def _quantize_earlier(graph: fx.Graph) -> None:
-    """Quantize in front of what moves numbers before they are quantized: the same integers are moved."""
+    """Quantize before operators that move numbers instead of after: the same integers are moved."""
     for node in reversed(graph.find_nodes(op="call_function", target=QUANTIZE)):
         mover = node.args[0]
         while mover.target in _MOVERS - _FUSED and len(mover.users) == 1:
@@ -195,7 +195,7 @@ def _quantize_earlier(graph: fx.Graph) -> None:
 
 
 def _insert_pair(graph: fx.Graph, node: Node, parameters: tuple[Any, ...]) -> None:
-    """Quantize and dequantize a tensor for all its readers."""
+    """Insert a quantize and dequantize pair for all readers of a tensor."""
     with graph.inserting_after(node):
         integers = graph.call_function(QUANTIZE, (node, *parameters))
     with graph.inserting_after(integers):
@@ -204,7 +204,7 @@ def _insert_pair(graph: fx.Graph, node: Node, parameters: tuple[Any, ...]) -> No
 
 
 def _one_reader_each(graph: fx.Graph) -> None:
-    """Give each reader a dequantize node of its own: XNNPACK takes one for a whole pattern, or not."""
+    """Give each reader its own dequantize node, which XNNPACK takes as part of a pattern."""
     for node in graph.find_nodes(op="call_function", target=DEQUANTIZE):
         for reader in list(node.users)[1:]:
             with graph.inserting_before(reader):
@@ -213,7 +213,7 @@ def _one_reader_each(graph: fx.Graph) -> None:
 
 
 def _carry_integers(graph: fx.Graph) -> None:
-    """Quantize again, on the same grid, behind what moves a dequantized tensor: XNNPACK moves integers."""
+    """Requantize on the same grid after operators that move a dequantized tensor: XNNPACK moves integers."""
     for node in list(graph.nodes):
         source = node.args[0] if node.target in _MOVERS else None
         if not isinstance(source, fx.Node) or source.target is not DEQUANTIZE:
@@ -224,7 +224,7 @@ def _carry_integers(graph: fx.Graph) -> None:
 
 
 def _give_room(captured: Captured) -> None:
-    """Make the scale of nearly empty filters larger, where their bias would not fit into 32 bits."""
+    """Enlarge the scale of nearly empty filters, if their bias would not fit into 32 bits."""
     module = captured.module
     for layer in [x for x in module.graph.nodes if x.target in LAYERS]:
         source, weight = layer.args[:2]
@@ -243,10 +243,10 @@ def _give_room(captured: Captured) -> None:
             _set_weight(captured, weight, coarser, wanted, axis)
 
 
-def _settle_weights(captured: Captured) -> None:
+def _resolve_weights(captured: Captured) -> None:
     """Keep integer weights where a layer computes with them; elsewhere they become float constants.
 
-    XNNPACK's partitioner takes an integer Linear without an integer output, and computes garbage.
+    XNNPACK's partitioner accepts an integer Linear without an integer output, but computes garbage.
     """
     for weight in captured.module.graph.find_nodes(op="call_function", target=DEQUANTIZE_WEIGHT):
         reasons = {reader: why_float(reader) for reader in weight.users}
@@ -257,7 +257,7 @@ def _settle_weights(captured: Captured) -> None:
 
 
 def leave_in_float(captured: Captured, weights: set[str]) -> None:
-    """Store the weights with these names in float: their layers were left out by XNNPACK."""
+    """Store the weights with these names in float, because XNNPACK left out their layers."""
     for weight in captured.module.graph.find_nodes(op="call_function", target=DEQUANTIZE_WEIGHT):
         if str(weight.args[0].target) in weights:
             for reader in weight.users:
@@ -267,7 +267,7 @@ def leave_in_float(captured: Captured, weights: set[str]) -> None:
 
 
 def _make_float(captured: Captured, weight: Node) -> None:
-    """Replace an integer weight by the numbers that it stands for."""
+    """Replace an integer weight by the numbers that it represents."""
     integers, scale = (value_of(captured.module, x) for x in weight.args[:2])
     shape = [-1 if i == weight.args[3] else 1 for i in range(integers.dim())]
     with captured.module.graph.inserting_before(weight):
@@ -276,7 +276,7 @@ def _make_float(captured: Captured, weight: Node) -> None:
 
 
 def why_float(layer: Node) -> str:
-    """Return why a layer cannot run on integers, empty if it can."""
+    """Return why a layer cannot run on integers, or an empty string if it can."""
     if layer.target not in LAYERS:
         return "XNNPACK has no integer kernel for it"
     if _REASON in layer.meta:

@@ -1,4 +1,4 @@
-"""Lower a captured graph to XNNPACK, execute the program, and read what XNNPACK took of it."""
+"""Lower a captured graph to XNNPACK, execute the program, and determine which parts XNNPACK executes."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _OPS = {
 }
 
 
-# The numbers that torch has for data types.
+# torch's numbers of data types.
 _DTYPES = {0: "uint8", 1: "int8", 3: "int32", 4: "int64", 6: "float32", 11: "bool"}
 
 
 @dataclass(frozen=True)
 class Program:
-    """The bytes of a file, and the graph that is left outside XNNPACK."""
+    """The bytes of a file, and the graph outside XNNPACK."""
 
     data: bytes
     edge: Any
@@ -65,7 +65,7 @@ def lower(captured: Captured, more: Sequence[fx.Node] = ()) -> Program:
             return Program(edge.to_executorch().buffer, edge.exported_program())
         except LeftOutError:
             raise
-        except Exception as error:  # those of exir share no base
+        except Exception as error:  # those of exir have no common base
             raise LoweringError(
                 f"ExecuTorch cannot lower the model: {type(error).__name__}: {first_line(error)}"
             ) from error
@@ -76,7 +76,7 @@ class LoweringError(ExportError):
 
 
 class LeftOutError(ExportError):
-    """XNNPACK left layers with integer weights out; ``weights`` are the names of these."""
+    """XNNPACK left layers with integer weights out; ``weights`` are their names."""
 
     def __init__(self, weights: set[str]) -> None:
         super().__init__(f"XNNPACK left layers with integer weights out: {', '.join(weights)}.")
@@ -84,14 +84,14 @@ class LeftOutError(ExportError):
 
 
 def _weights_outside(edge: Any) -> set[str]:
-    """Return the integer weights that are left outside of XNNPACK."""
+    """Return the integer weights outside XNNPACK."""
     names = _names_of(edge.graph_signature)
     nodes = [x for x in edge.graph.nodes if x.op == "call_function"]
     return {names[x.args[0].name] for x in nodes if "dequantize_per_channel" in str(x.target)}
 
 
 def _names_of(signature: Any) -> dict[str, str]:
-    """Return the attributes of the captured module that constants of a program come from."""
+    """Return the attributes of the captured module that the constants of a program come from."""
     return {
         **signature.inputs_to_parameters,
         **signature.inputs_to_buffers,
@@ -111,7 +111,7 @@ class Execution:
             self.method = self.program.load_method("forward")
 
     def tensors(self) -> list[tuple[str, str, tuple[int, ...], str]]:
-        """Return kind, name, shape and type of all ends; an open batch has its largest size."""
+        """Return kind, name, shape and type of inputs and outputs; a dynamic batch has its largest size."""
         meta = self.method.metadata
         pairs = [("input", i, meta.input_tensor_meta(i)) for i in range(meta.num_inputs())]
         pairs += [("output", i, meta.output_tensor_meta(i)) for i in range(meta.num_outputs())]
@@ -128,10 +128,10 @@ class Execution:
 
 @cache
 def start_threads() -> int:
-    """Start the threads that all programs of this process compute with; return how many there are.
+    """Start the threads that all programs of this process share; return their number.
 
-    As many as torch has when the first program is loaded: to replace them later, while a program holds
-    them, hangs.
+    It is torch's number of threads when the first program is loaded: replacing them later, while a
+    program uses them, hangs.
     """
     from executorch.extension.pybindings import portable_lib
 
@@ -142,13 +142,13 @@ def start_threads() -> int:
 
 @contextmanager
 def quieter() -> Iterator[None]:
-    """Keep what torch, torchao and ExecuTorch say of their own code from the user."""
+    """Hide messages of torch, torchao and ExecuTorch about their own code."""
     with quiet(), silenced("torchao"):
         yield
 
 
 def list_layers(captured: Captured, program: Program) -> list[Layer]:
-    """Return all that multiplies, with its kernel: what XNNPACK took, and what of it is on integers."""
+    """Return all layers that multiply, with their kernel: which XNNPACK executes, and which use integers."""
     inside = _weights_inside(program)
     layers = []
     for node in captured.module.graph.nodes:
@@ -178,7 +178,7 @@ def list_layers(captured: Captured, program: Program) -> list[Layer]:
 
 
 def _weight_name(node: fx.Node) -> str:
-    """Return the attribute that holds the weight of a layer, empty if it has none."""
+    """Return the attribute of a layer's weight, or an empty string."""
     weight: Any = node.args[1] if node.target in LAYERS else None
     if weight is not None and weight.target is DEQUANTIZE_WEIGHT:
         weight = weight.args[0]
@@ -186,7 +186,7 @@ def _weight_name(node: fx.Node) -> str:
 
 
 def _weights_inside(program: Program) -> dict[str, bool]:
-    """Return the weights that XNNPACK multiplies with, and whether as integers."""
+    """Return the weights that XNNPACK multiplies by, and whether they are integers."""
     found: dict[str, bool] = {}
     for node in program.edge.graph.find_nodes(op="get_attr"):
         held = getattr(program.edge.graph_module, node.target).original_module
@@ -207,17 +207,17 @@ def _is_product(node: fx.Node) -> bool:
 
 
 def _macs(module: fx.GraphModule, node: fx.Node, op: str) -> int:
-    """Return the multiplications for one example; for all of them where the batch is fixed."""
+    """Return the multiplications for one example, or for all of them if the batch is fixed."""
     inputs = [_shape(module, x) for x in node.args if isinstance(x, fx.Node)]
     output = _shape(module, node)
     rows = output[0] if isinstance(node.meta["val"].shape[0], torch.SymInt) else 1
-    if op == "Gemm":  # a Linear on sequences is one, too
+    if op == "Gemm":  # a Linear on sequences, too
         return math.prod(output) * inputs[0][-1] // rows
     return count_macs(op, inputs, [output]) // rows
 
 
 def _shape(module: fx.GraphModule, node: fx.Node) -> tuple[int, ...]:
-    """Return the shape of a tensor in the trace; quantizing changes none."""
+    """Return the shape of a tensor in the trace; quantizing does not change it."""
     while node.op == "call_function" and "val" not in node.meta:
         node = node.all_input_nodes[0]
     value = value_of(module, node) if node.op == "get_attr" else node.meta["val"]

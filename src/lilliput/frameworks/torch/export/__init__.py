@@ -1,1 +1,1 @@
-"""What export asks of torch; see ``frameworks/exporting``."""
+"""The export interface for torch; see ``frameworks/exporting``."""

@@ -1,4 +1,4 @@
-"""Which sizes a trace is right for: torch notes what it assumed of sizes that are left open."""
+"""The sizes for which a trace is valid, from torch's assumptions about dynamic sizes."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 
 from lilliput.frameworks.exporting.sizes import BATCH, FEW, Assumed, Axis, OpenSizes, holds
 
-_NEAR = 8  # of larger sizes, those around the example's
+_NEAR = 8  # of larger sizes, those near the example's
 
 
 def open_sizes(program: Any, values: Sequence[torch.Tensor], axes: Sequence[Axis]) -> OpenSizes:
-    """Return what torch made of sizes when it exported a program.
+    """Return torch's assumptions about sizes in an exported program.
 
     Parameters
     ----------
     program : ExportedProgram
         The trace.
     values : list of tensor
-        The inputs in the trace, in the order that the axes count in.
+        The inputs in the trace, in the order used by the axes.
     axes : list of Axis
-        What was to be open.
+        The requested dynamic sizes.
     """
     symbols: dict[str, list[Any]] = {}
     for axis in axes:
@@ -46,7 +46,7 @@ def open_sizes(program: Any, values: Sequence[torch.Tensor], axes: Sequence[Axis
 
 
 def _smaller_of(program: Any) -> set[tuple[Any, int]]:
-    """Return the pairs of a symbol and a number of which some size in a trace is the smaller one."""
+    """Return the pairs of a symbol and a number for which some size in a trace is the minimum."""
     values = (node.meta.get("val") for node in program.graph.nodes)
     dims: Iterable[Any] = (x for v in values if isinstance(v, torch.Tensor) for x in v.shape)
     found = set()
@@ -58,7 +58,7 @@ def _smaller_of(program: Any) -> set[tuple[Any, int]]:
 
 
 def _functions(expression: Any) -> set[type]:
-    """Return the types of all that an expression is made of; one type at least."""
+    """Return the types of all parts of an expression; at least one."""
     return {type(expression)} | {type(x) for x in expression.args}.union(
         *(_functions(x) for x in expression.args)
     )
@@ -101,7 +101,7 @@ def _conditions(
     word: str,
     looked_at: Sequence[int],
 ) -> tuple[Any, ...]:
-    """Return the conditions that some size does not meet, the others being as they were traced."""
+    """Return the conditions that some size violates, with the others as traced."""
     own = type(symbols[0])(word, integer=True, positive=True)
     places = {**traced, **dict.fromkeys(symbols, own)}
     found: dict[tuple[bool, ...], Any] = {}  # by the sizes they exclude: torch lists several forms
@@ -121,7 +121,7 @@ def _conditions(
 
 
 def _integer(limit: Any, otherwise: Any) -> Any:
-    """Return a limit as a number, and something else if there is none."""
+    """Return a limit as a number, or the alternative if there is none."""
     try:
         return int(limit)
     except (TypeError, OverflowError, ValueError, AttributeError):

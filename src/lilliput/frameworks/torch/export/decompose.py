@@ -1,9 +1,9 @@
-"""Take apart the operators of a trace that ONNX does not have, and only those.
+"""Decompose the operators of a trace that ONNX does not have, and only those.
 
 torch's exporter traces the whole program a second time for this, which costs as much as the first trace.
-Most operators have an ONNX form as they are, so it is enough to trace each of the others by itself and to put
-its parts in its place. Where that is not safe (operators that write into their inputs, branches and loops,
-parts without an ONNX form), torch does it in its own way.
+Most operators have an ONNX form, so it is enough to trace each of the others separately and to replace it by
+its parts. If that is not safe (operators that write to their inputs, branches and loops, parts
+without an ONNX form), torch's own method is used.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 _HOME = "torch.onnx._internal.exporter._fx_passes"
 _TABLES = "torch.onnx._internal.exporter._decomp"
-_KEPT = ("nn_module_stack", "stack_trace", "source_fn_stack")  # that tell where a node comes from
+_KEPT = ("nn_module_stack", "stack_trace", "source_fn_stack")  # the origin of a node
 _CHECKS = (
     *("_assert_async", "_assert_scalar", "_assert_tensor_metadata"),
     "sym_constrain_range_for_size",
 )
-_SUPPRESS = "suppress_guards"  # of the environment of open sizes
+_SUPPRESS = "suppress_guards"  # of the environment of dynamic sizes
 _one_export = RLock()
 Table = Mapping[Any, Callable[..., Any]]
 
 
 @contextmanager
 def only_where_needed() -> Iterator[None]:
-    """Let exports inside take single operators apart instead of tracing the program again."""
-    with _one_export:  # before looking: another export may have its own there
+    """Let exports inside decompose single operators instead of tracing the program again."""
+    with _one_export:  # first: another export may have patched it
         try:
             home: Any = import_module(_HOME)
             tables: Any = import_module(_TABLES)
@@ -67,10 +67,10 @@ def only_where_needed() -> Iterator[None]:
 
 @contextmanager
 def _assuming_nothing(graph: fx.Graph) -> Iterator[None]:
-    """Let torch run a trace on open sizes without noting what its kernels for them would be.
+    """Let torch run a trace on dynamic sizes without recording guards from its choice of kernels.
 
-    To find the types of results it chooses a kernel for each convolution, one for fewer than 16 images for
-    example. The trace is none the less right for more.
+    To find the types of results it chooses a kernel for each convolution, for example one for fewer than 16
+    images. The trace is nevertheless valid for more.
     """
     sizes = (x for node in graph.nodes for x in getattr(_value(node), "shape", ()))
     open_size = next((x for x in sizes if isinstance(x, torch.SymInt)), None)
@@ -90,11 +90,11 @@ def take_apart(program: Any, known: set[Any], table: Table) -> bool:
     Parameters
     ----------
     program : ExportedProgram
-        What to change; it stays as it is if this is not possible.
+        The program to change; unchanged if this is not possible.
     known : set
-        The operators that need not be taken apart.
+        The operators that need not be decomposed.
     table : mapping
-        How others are.
+        The decompositions of the others.
 
     Returns
     -------
@@ -108,7 +108,7 @@ def take_apart(program: Any, known: set[Any], table: Table) -> bool:
     outputs = {x.arg.name for x in program.graph_signature.output_specs}
     due = [x for x in nodes if _is_operator(x) and not _is_check(x) and _is_due(x, known)]
     if any(x.name in outputs for node in due for x in (node, *_pieces(node))):
-        return False  # the signature goes by names
+        return False  # the signature uses names
     parts: list[tuple[fx.Node, fx.Graph | None]] = []
     for node in due:
         is_needless = _changes_nothing(node)
@@ -128,12 +128,12 @@ def take_apart(program: Any, known: set[Any], table: Table) -> bool:
 
 
 def _is_due(node: fx.Node, known: set[Any]) -> bool:
-    """Whether an operator is taken apart: views that others make up are by torch, too, known or not."""
+    """Whether to decompose an operator; torch always decomposes composite views, even known ones."""
     return node.target not in known or _is_compound_view(node.target)
 
 
 def _pieces(node: fx.Node) -> list[fx.Node]:
-    """Return who picks one of several results of an operator."""
+    """Return the nodes that select one of several results of an operator."""
     return [x for x in node.users if x.target is getitem]
 
 
@@ -144,14 +144,14 @@ def _is_operator(node: fx.Node) -> bool:
 
 @cache
 def _is_compound_view(operator: Any) -> bool:
-    """Whether an operator shows the numbers of a tensor in another shape by means of others."""
+    """Whether an operator is a view composed of other operators."""
     key = torch._C.DispatchKey.CompositeImplicitAutograd
     is_compound = torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key)
     return is_compound and any(x.alias_info is not None for x in operator._schema.returns)
 
 
 def _is_check(node: fx.Node) -> bool:
-    """Whether a node only asserts something: the exporter drops these."""
+    """Whether a node only asserts something; the exporter drops these."""
     return getattr(node.target, "_opname", "") in _CHECKS
 
 
@@ -162,7 +162,7 @@ def _is_fine(node: fx.Node, known: set[Any]) -> bool:
 
 
 def _writes(node: fx.Node) -> bool:
-    """Whether an operator changes one of its arguments, or is none (a branch or a loop)."""
+    """Whether an operator changes one of its arguments, or is a branch or a loop."""
     if isinstance(node.target, torch._ops.HigherOrderOperator):
         return True
     schema = getattr(node.target, "_schema", None)
@@ -170,7 +170,7 @@ def _writes(node: fx.Node) -> bool:
 
 
 def _changes_nothing(node: fx.Node) -> bool:
-    """Whether a tensor is converted to what it is."""
+    """Whether a conversion of a tensor has no effect."""
     before, after = _value(node.args[0]) if node.args else None, node.meta.get("val")
     if getattr(node.target, "_opname", "") != "to" or not isinstance(before, Tensor):
         return False
@@ -180,7 +180,7 @@ def _changes_nothing(node: fx.Node) -> bool:
 
 
 def _parts(node: fx.Node, table: Table) -> fx.Graph | None:
-    """Return what an operator computes as a graph of its inputs; None if they are not known."""
+    """Return the decomposition of an operator as a graph of its inputs, or None if unknown."""
     inputs = node.all_input_nodes
     values = [_value(x) for x in inputs]
     modes = {id(m): m for x in values if (m := getattr(x, "fake_mode", None)) is not None}
@@ -196,7 +196,7 @@ def _parts(node: fx.Node, table: Table) -> fx.Graph | None:
     try:
         with mode, torch.no_grad():
             traced: fx.Graph = make_fx(call, decomposition_table=dict(table))(*values).graph
-    except Exception:  # whatever operators raise that cannot be traced alone: torch has its own way
+    except Exception:  # not traceable separately: torch's own method handles it
         return None
     return traced
 
@@ -206,7 +206,7 @@ def _value(node: Any) -> Any:
 
 
 def _put_in(graph: fx.Graph, node: fx.Node, parts: fx.Graph | None) -> None:
-    """Put the parts of an operator in its place; None: it does nothing."""
+    """Replace an operator by its parts; None means that it has no effect."""
     if parts is None:
         node.replace_all_uses_with(node.args[0])  # type: ignore[arg-type]
         graph.erase_node(node)
@@ -221,7 +221,7 @@ def _put_in(graph: fx.Graph, node: fx.Node, parts: fx.Graph | None) -> None:
     (result,) = next(x for x in parts.nodes if x.op == "output").args
     if isinstance(result, fx.Node):
         node.replace_all_uses_with(held[result])
-    else:  # several tensors: who reads them picks one
+    else:  # several tensors: readers select one
         for reader in list(node.users):
             picked = result[reader.args[1]]
             reader.replace_all_uses_with(held[picked])

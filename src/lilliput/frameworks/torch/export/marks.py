@@ -1,7 +1,7 @@
-"""The operator that marks in a trace where a tensor is quantized.
+"""The operator that marks a quantized tensor in a trace.
 
-It could be ``torch.onnx.ops.symbolic``, but that one takes fourteen arguments, each of which torch looks at
-a dozen times while it traces; this one has two and the tensor.
+``torch.onnx.ops.symbolic`` would work, too, but it takes fourteen arguments, each of which torch processes
+a dozen times while tracing; this one has two besides the tensor.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _TYPES = ("float", "float16", "double", "bfloat16")
 
 
 def site_operator() -> Any:
-    """Return the operator, ``site(tensor, place, position)``; it is registered when first asked for."""
+    """Return the operator, ``site(tensor, place, position)``, which is registered on first use."""
     with _once:
         _library()
     return getattr(torch.ops, DOMAIN).site.default
 
 
-@cache  # it takes the operator along when it goes
+@cache  # the operator disappears with the library object
 def _library() -> Any:
     library: Any = torch.library.Library(DOMAIN, "FRAGMENT")  # type: ignore[no-untyped-call]
     library.define("site(Tensor tensor, int place, int position) -> Tensor")

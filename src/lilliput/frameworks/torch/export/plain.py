@@ -46,7 +46,7 @@ def export_plain(model: nn.Module, wrappers: Sequence[Any], files: PlainFiles) -
 
 
 def check_norms(model: nn.Module) -> None:
-    """Refuse where a plain model with the same weights would not compute the same."""
+    """Raise if a plain model with the same weights would not compute the same."""
     for path, module in model.named_modules():
         if narrow_of(module) is not None:
             raise ExportError(
@@ -109,12 +109,12 @@ def _checked(path: Any) -> Path:
         raise ExportError(f"received {path!r} as a path, expected a string.") from None
     if not target.parent.is_dir() or target.is_dir():
         what = "is a folder" if target.is_dir() else "is in a folder that does not exist"
-        raise ExportError(f"{target}: it {what}; give the path of a file.")
+        raise ExportError(f"{target}: it {what}; pass the path of a file.")
     return target
 
 
 def _masks_of(model: nn.Module, wrappers: Sequence[Any]) -> dict[str, Tensor]:
-    """Return the masks of all pruners on the model (joined), or those a stripped pruner had."""
+    """Return the joined masks of all pruners of the model, or those of a stripped pruner."""
     attached = [module for module in model.modules() if isinstance(module, PrunerModuleWrapper)]
     masks: dict[str, Tensor] = {}
     for wrapper in attached or wrappers:
@@ -153,7 +153,7 @@ def encode_onnx(
     try:
         example = torch.randn(tuple(shape), device=place)
         with warnings.catch_warnings():
-            # torch's exporter calls deprecated functions of torch; users can do nothing about it.
+            # torch's exporter calls deprecated functions of torch, which users cannot avoid.
             warnings.simplefilter("ignore", FutureWarning)
             warnings.simplefilter("ignore", DeprecationWarning)
             program = torch.onnx.export(

@@ -16,8 +16,8 @@ _one_export = RLock()
 
 @contextmanager
 def reading_once() -> Iterator[None]:
-    """Let exports inside use the table that an earlier one has read; other exports read their own."""
-    with _one_export:  # before looking: another export may have its own there
+    """Let exports inside reuse the table read by an earlier one; other exports read their own."""
+    with _one_export:  # first: another export may have patched it
         try:
             home: Any = import_module(_HOME).ONNXRegistry
             read, held = home.from_torchlib, home.__dict__["from_torchlib"]
@@ -33,7 +33,7 @@ def reading_once() -> Iterator[None]:
             key = (args, tuple(sorted(kwargs.items())))
             if key not in _tables:
                 _tables[key] = read(*args, **kwargs)
-            table = copy.copy(_tables[key])  # which torch adds an export's own functions to
+            table = copy.copy(_tables[key])  # torch adds an export's own functions to it
             table.functions = {name: [*found] for name, found in table.functions.items()}
             return table
 

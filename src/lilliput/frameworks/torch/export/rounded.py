@@ -18,7 +18,7 @@ class RoundedWeights:
         self._held: dict[Key, tuple[Tensor, int, tuple[Tensor, ...]]] = {}
 
     def __call__(self, wrapper: Any, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return a weight as its quantizer rounds it; one that a pruner or torch computes, anew."""
+        """Return a weight rounded by its quantizer; weights computed by a pruner or torch are not cached."""
         (raw,) = tensors
         key = key_of(wrapper, QuantType.WEIGHT)
         version = -1 if raw.is_inference() else raw._version
@@ -42,5 +42,5 @@ class RoundedWeights:
         return mark
 
     def clear(self) -> None:
-        """Hold nothing any more."""
+        """Clear the cache."""
         self._held.clear()

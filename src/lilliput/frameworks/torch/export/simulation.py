@@ -1,4 +1,4 @@
-"""Run a torch model as it is simulated, and note where it is quantized."""
+"""Run the simulation of a torch model, and record its quantizer placements."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _HALF = (torch.float16, torch.bfloat16)
 
 @dataclass(eq=False)
 class TorchSimulation(Simulation):
-    """What the model does in torch, while its parameters and scales stay as they are."""
+    """The simulation of a model in torch, while its parameters and scales do not change."""
 
     rounded: RoundedWeights = field(default_factory=RoundedWeights)
 
     def call(self) -> Any:
-        """Return what the model returns in eval mode."""
+        """Return the model's outputs in eval mode."""
         args, kwargs = self.inputs
         with evaluating(self.model):
             return self.model(*args, **kwargs)
 
     def marker(self, others: Marker) -> Marker:
-        """Return a marker by which weights are rounded once, activations by ``others``."""
+        """Return a marker that rounds weights once, and activations by ``others``."""
         return self.rounded.marker(others)
 
     def forget(self) -> None:
@@ -55,7 +55,7 @@ class TorchSimulation(Simulation):
         return resized(self.inputs, self.axes, sizes)
 
     def input_names(self) -> list[str]:
-        """Return what the parameters of ``forward`` are called."""
+        """Return the names of the parameters of ``forward``."""
         return input_names(self.model, self.inputs)
 
     def output_names(self, output: Any) -> list[str]:
@@ -86,7 +86,7 @@ def model_of(quantizer_or_model: Any) -> nn.Module:
 
 
 def like_example(batch: Any, inputs: Inputs) -> Inputs:
-    """Return a batch as inputs; of inputs with labels, the inputs."""
+    """Return a batch as inputs, without labels."""
     args, kwargs = as_inputs(batch)
     count = len(inputs[0])
     return (args[:count], kwargs) if count and not kwargs else (args, kwargs)
@@ -99,6 +99,6 @@ def plain_source(model: nn.Module, example_inputs: Any) -> tuple[nn.Module, Any]
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put every module into eval mode without a key/value cache, and back to where each was."""
+    """Put every module into eval mode without a key/value cache, and restore the modes."""
     with in_eval_mode(model), torch.no_grad(), quiet(), without_states(model):
         yield

@@ -1,8 +1,8 @@
-"""Sizes of inputs that are left open: what the user asks for, what ``torch.export`` is told, other sizes.
+"""Dynamic sizes of inputs: those the user requests, their form for ``torch.export``, and other sizes to try.
 
 The form of ``dynamic_shapes=`` is that of ``torch.export`` and ``torch.onnx.export``: one entry for each
 input, by name or in order. An entry maps axes to a name, a ``torch.export.Dim``, ``Dim.DYNAMIC``,
-``Dim.AUTO``, or None for a fixed size, or lists this for all axes. A model with one input needs no outer
+``Dim.AUTO``, or None for a fixed size, or lists these for all axes. A model with one input needs no outer
 level.
 """
 
@@ -30,7 +30,7 @@ def tensors_in(nested: Any) -> list[Tensor]:
 
 
 def resized(inputs: Inputs, axes: Sequence[Axis], sizes: Mapping[str, int]) -> Inputs:
-    """Return inputs with other sizes: the first entries along an axis, all again where it gets longer.
+    """Return inputs with other sizes: the first entries along an axis, repeated if it gets longer.
 
     Examples
     --------
@@ -51,7 +51,7 @@ def resized(inputs: Inputs, axes: Sequence[Axis], sizes: Mapping[str, int]) -> I
 
 
 def open_shapes(model: nn.Module, inputs: Inputs, axes: Sequence[Axis]) -> Any:
-    """Return what ``torch.export`` is told of the sizes of all inputs, in the structure of the inputs."""
+    """Return the sizes of all inputs in the form of ``torch.export``, in the structure of the inputs."""
     leaves, spec = tree_flatten(inputs)
     numbers = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
     told: list[Any] = [None] * len(leaves)
@@ -69,7 +69,7 @@ def open_shapes(model: nn.Module, inputs: Inputs, axes: Sequence[Axis]) -> Any:
 
 
 def in_order(program: Any, inputs: Inputs) -> dict[str, Tensor]:
-    """Return what represents the inputs in a trace, in their own order, by the names they have there."""
+    """Return the placeholders of the inputs in a trace, in the order of the inputs, by their names there."""
     users = set(program.graph_signature.user_inputs)
     nodes = [x for x in program.graph.nodes if x.op == "placeholder" and x.name in users]
     values = {x.name: x.meta["val"] for x in nodes if isinstance(x.meta.get("val"), Tensor)}
@@ -80,7 +80,7 @@ def in_order(program: Any, inputs: Inputs) -> dict[str, Tensor]:
 
 
 def input_names(model: nn.Module, inputs: Inputs) -> list[str]:
-    """Return what the tensors in the inputs are called: as the parameters of ``forward``."""
+    """Return the names of the tensors in the inputs: those of the parameters of ``forward``."""
     args, kwargs = inputs
     names = [*_parameters(model)[: len(args)]]
     names += [f"input_{i}" for i in range(len(names), len(args))]  # of *args
@@ -92,7 +92,7 @@ def input_names(model: nn.Module, inputs: Inputs) -> list[str]:
 
 
 def asked_axes(tensors: Sequence[Tensor], names: Sequence[str], asked: Any) -> list[Axis]:
-    """Return the axes that the user wants open, or say what is wrong with the wish."""
+    """Return the axes that the user requests to be dynamic, or raise if the request is invalid."""
     axes: dict[Any, Axis] = {}
     for number, spec in _by_input(asked, names):
         for dim, hint in _entries(spec, tensors[number], names[number]):
@@ -121,7 +121,7 @@ def _add(
 
 
 def _by_input(asked: Any, names: Sequence[str]) -> Iterator[tuple[int, Any]]:
-    """Yield the number of a tensor, and what is asked of it."""
+    """Yield the index of a tensor, and the request for it."""
     if isinstance(asked, Mapping) and len(names) == 1 and all(isinstance(k, int) for k in asked):
         asked = (asked,)
     if isinstance(asked, Mapping):
@@ -139,7 +139,7 @@ def _by_input(asked: Any, names: Sequence[str]) -> Iterator[tuple[int, Any]]:
 
 
 def _entries(spec: Any, tensor: Tensor, name: str) -> Iterator[tuple[int, Any]]:
-    """Yield the open axes of one input, with what is said of each."""
+    """Yield the dynamic axes of one input, each with its specification."""
     if spec is None:
         return
     if isinstance(spec, Sequence) and not isinstance(spec, str):
@@ -147,7 +147,7 @@ def _entries(spec: Any, tensor: Tensor, name: str) -> Iterator[tuple[int, Any]]:
     if not isinstance(spec, Mapping):
         raise ExportError(f"dynamic_shapes: received {spec!r} for {name!r}; {_FORM}.")
     for key, hint in spec.items():
-        dim = int(key) if isinstance(key, str) and key.isdigit() else key  # of a recipe
+        dim = int(key) if isinstance(key, str) and key.isdigit() else key  # from a recipe
         if not isinstance(dim, int) or not -tensor.dim() <= dim < tensor.dim():
             raise ExportError(
                 f"dynamic_shapes: {name!r} has shape {tuple(tensor.shape)} and no axis {dim!r}."
@@ -166,11 +166,11 @@ def _is_hint(hint: Any) -> bool:
 
 
 def _dim_name(hint: Any) -> str:
-    """Return the name of a ``torch.export.Dim``, empty if it is something else."""
+    """Return the name of a ``torch.export.Dim``, or an empty string."""
     return str(getattr(hint, "__name__", "")) if isinstance(hint, export.Dim) else ""
 
 
 def _parameters(model: nn.Module) -> list[str]:
-    """Return the names of what ``forward`` takes in order."""
+    """Return the names of the parameters of ``forward``, in order."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [x.name for x in inspect.signature(model.forward).parameters.values() if x.kind in kinds]

@@ -1,4 +1,4 @@
-"""What the layers of a torch model add up."""
+"""The axes over which layers of a torch model accumulate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lilliput.frameworks.torch.weights import floating
 
 
 def sums_of(wrapper: Any) -> Sums | None:
-    """Return what a convolution or Linear adds up, None for other layers."""
+    """Return the axes over which a convolution or Linear accumulates, or None for other layers."""
     layer, module = wrapper.layer_info, wrapper.module
     is_conv = isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
     if not is_conv and len(layer.shape) != 2:
@@ -25,7 +25,7 @@ def sums_of(wrapper: Any) -> Sums | None:
 
 
 def on_inputs(wrapper: Any, task: Callable[[list[Tensor]], None]) -> list[Any]:
-    """Register a hook that comes last, after the one that quantizes the input."""
+    """Register a hook that runs last, after the one that quantizes the input."""
 
     def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
         items = [*args, *kwargs.values()]

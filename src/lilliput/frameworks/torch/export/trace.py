@@ -35,8 +35,8 @@ def trace(
 ) -> tuple[Any, OpenSizes, dict[str, str]]:
     """Return the model as an ``onnx_ir.Model`` with ``Site`` nodes.
 
-    Also the sizes that it leaves open, of the axes of the simulation, and their names by those that they
-    have in the trace. ``prepare(graph)`` is called before torch optimizes the graph.
+    Also the dynamic sizes among the axes of the simulation, and their names by those in the trace.
+    ``prepare(graph)`` is called before torch optimizes the graph.
     """
     axes, site = simulation.axes, site_operator()
     numbers = {place.key: i for i, place in enumerate(simulation.places)}
@@ -53,7 +53,7 @@ def trace(
             return tensors
         return tuple(site(x, number, i) for i, x in enumerate(tensors))
 
-    # torch takes a size of one for a constant.
+    # torch treats a size of one as a constant.
     twice = {axis.name: 2 for axis in axes if axis.size == 1}
     args, kwargs = inputs = resized(simulation.inputs, axes, twice)
     marked = marking(mark, quantizers_in(simulation.model))
@@ -110,5 +110,5 @@ def _explain(model: nn.Module, error: BaseException, axes: Sequence[Axis]) -> st
     if asked == [BATCH] and is_about_sizes:
         text += " If the model needs this batch size, pass dynamic_batch=False."
     elif asked and is_about_sizes:
-        text += f" If it cannot be open in {' or '.join(asked)}, leave it out of dynamic_shapes."
+        text += f" If it cannot be dynamic in {' or '.join(asked)}, remove it from dynamic_shapes."
     return text

@@ -1,3 +1,3 @@
-"""What makes calibration better: equalize, smooth, round by reconstruction, correct biases."""
+"""Refinements of calibration: equalize, smooth, round by reconstruction, correct biases."""
 
 from lilliput.frameworks.torch.ptq.refinement import Refinement as Refinement

@@ -1,12 +1,12 @@
-"""AdaRound: choose for each weight whether to round up or down, by what the layer computes.
+"""AdaRound: choose for each weight whether to round up or down, by the layer's output.
 
 Nagel et al., "Up or Down? Adaptive Rounding for Post-Training Quantization", 2020. With
 ``h(V) = clip(1.2 sigmoid(V) - 0.1, 0, 1)`` the weight ``s * clip(floor(w / s) + h(V), low, high)`` is
 trained, layer by layer, to reproduce the float layer's output (after its norm and ReLU) from its
 quantized input, while ``1 - |2 h - 1|^beta`` pushes ``h`` to 0 or 1.
 
-Output channels do not depend on each other, so the loss of each is counted relative to that of rounding
-to nearest; a channel that did not get better than that keeps it.
+Output channels are independent, so the loss of each is relative to that of rounding to nearest; a channel
+that did not improve on that is rounded to nearest.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Settings:
 
 
 class Finish:
-    """What follows a layer and belongs to it: its batch norm, its ReLU."""
+    """The operations that belong to a layer after it: its batch norm and its ReLU."""
 
     def __init__(self, norm: Any, has_relu: bool) -> None:
         self.has_relu = has_relu
@@ -52,7 +52,7 @@ class Finish:
             self.shift = self.shift if bias is None else self.shift + bias.detach()
 
     def __call__(self, output: Tensor) -> Tensor:
-        """Return what becomes of an output, channels last."""
+        """Return an output after norm and ReLU, channels last."""
         if self.factor is not None:
             output = output * self.factor + self.shift
         return output.relu() if self.has_relu else output
@@ -60,7 +60,7 @@ class Finish:
 
 @dataclass(frozen=True)
 class Samples:
-    """Inputs of a layer as ``(rows, groups, inputs)``, and the outputs wanted as ``(rows, channels)``."""
+    """Inputs of a layer as ``(rows, groups, inputs)``, and the wanted outputs as ``(rows, channels)``."""
 
     inputs: Tensor
     wanted: Tensor
@@ -94,22 +94,22 @@ class Rounding:
         place = wide / self.scale
         self.floor: Tensor = place.floor()
         self.rest: Tensor = place - self.floor
-        self.is_zero = wide == 0  # pruned, and to stay so
+        self.is_zero = wide == 0  # pruned entries, which stay zero
 
     def weight(self, up: Tensor) -> Tensor:
-        """Return the weight that is this much above the floor: 0, 1 or in between."""
+        """Return the weight at a fraction above the floor: 0, 1 or in between."""
         up = torch.where(self.is_zero, 0.0, up)
         integers = (self.floor + up + self.zero).clamp(self.grid.low, self.grid.high)
         value: Tensor = (integers - self.zero) * self.scale / self.factor
         return value
 
     def nearest(self) -> Tensor:
-        """Return which entries are rounded up by rounding to nearest."""
+        """Return which entries are rounded up when rounding to nearest."""
         return (self.rest >= 0.5).float()
 
 
 def learn(rounding: Rounding, samples: Samples, bias: Tensor | None, settings: Settings) -> Tensor:
-    """Return the weight, on its grid, that reproduces what is wanted best."""
+    """Return the weight on its grid that reproduces the wanted outputs best."""
     with torch.no_grad():
         before = samples.errors(rounding.weight(rounding.nearest()), bias)
     share = torch.where(before > 0, 1 / before.clamp(min=1e-30), 0.0)
@@ -137,7 +137,7 @@ def learn(rounding: Rounding, samples: Samples, bias: Tensor | None, settings: S
 def _better(
     rounding: Rounding, samples: Samples, bias: Tensor | None, up: Tensor, before: Tensor
 ) -> Tensor:
-    """Return the weight as learned, where that has a smaller error than rounding to nearest."""
+    """Return the learned weight where its error is smaller than that of rounding to nearest."""
     is_better = samples.errors(rounding.weight(up), bias) < before
     is_better = is_better.reshape(-1, *[1] * (up.dim() - 1))
     return rounding.weight(torch.where(is_better, up, rounding.nearest()))
@@ -149,27 +149,27 @@ def _soften(hidden: Tensor) -> Tensor:
 
 
 def _indecision(up: Tensor, progress: float, warm_up: float) -> Tensor:
-    """Return how far the weights are from up or down, ever less forgiving."""
+    """Return how far the weights are from up or down, increasingly strict."""
     first, last = _BETA
     beta = first + (last - first) * (progress - warm_up) / (1 - warm_up)
     return (1 - (2 * up - 1).abs().pow(beta)).mean()
 
 
 def pick(layer: PlainLayer, output: Tensor, count: int, seed: int) -> Tensor:
-    """Return some of the positions in a layer's output, the same ones for the same seed."""
+    """Return some of the positions in a layer's output, always the same for the same seed."""
     total = output.numel() // layer.weight.shape[0]
     generator = torch.Generator().manual_seed(seed)
     return torch.randperm(total, generator=generator)[:count].to(output.device)
 
 
 def output_rows(layer: PlainLayer, output: Tensor, picked: Tensor) -> Tensor:
-    """Return what a layer returns at some positions, as ``(rows, channels)``."""
+    """Return a layer's output at some positions, as ``(rows, channels)``."""
     rows = output.movedim(layer.wrapper.layer_info.channel_axis, -1)
     return rows.reshape(-1, rows.shape[-1])[picked].float()
 
 
 def input_rows(layer: PlainLayer, inputs: Tensor, picked: Tensor) -> Tensor:
-    """Return what a layer reads at some positions, as ``(rows, groups, inputs)``."""
+    """Return a layer's input at some positions, as ``(rows, groups, inputs)``."""
     if isinstance(layer.module, nn.Linear):
         return inputs.reshape(-1, 1, inputs.shape[-1])[picked].float()
     patches = _patches(layer.module, inputs)
@@ -179,7 +179,7 @@ def input_rows(layer: PlainLayer, inputs: Tensor, picked: Tensor) -> Tensor:
 
 
 def _patches(module: Any, inputs: Tensor) -> Tensor:
-    """Return what a convolution reads at each position, uncopied: ``(N, *positions, C, *kernel)``."""
+    """Return a convolution's input at each position, as a view: ``(N, *positions, C, *kernel)``."""
     dimensions = len(module.kernel_size)
     if inputs.dim() == dimensions + 1:
         inputs = inputs.unsqueeze(0)

@@ -1,8 +1,8 @@
-"""Bias correction: rounding moves the mean of a layer's output; its bias takes that back.
+"""Bias correction: rounding shifts the mean of a layer's output, and its bias compensates.
 
 Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019, with the
 means measured on data: ``b := b + mean(y) - mean(y_quantized)`` for each channel, one layer after
-the other, so that each sees what the layers before it have become.
+the other, so that each sees the corrected layers before it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lilliput.frameworks.torch.sidecar import mask_of
 
 
 class ChannelMean:
-    """The mean of each channel over all that is seen."""
+    """The mean of each channel over all batches."""
 
     def __init__(self, axis: int) -> None:
         self.axis = axis
@@ -27,7 +27,7 @@ class ChannelMean:
         self.count = 0
 
     def see(self, batch: int, inputs: Tensor, output: Tensor) -> None:
-        """Take a batch into account."""
+        """Add a batch."""
         rows = output.detach().movedim(self.axis, -1).flatten(0, -2).double()
         self.total = self.total + rows.sum(0)
         self.count += rows.shape[0]
@@ -49,7 +49,7 @@ class Bias:
 
 @torch.no_grad()
 def find_bias(wrapper: Any, norm: Norm | None, trace: Trace) -> Bias | None:
-    """Return the bias that can move a layer's output, None if there is none of its own."""
+    """Return the bias that can shift a layer's output, or None if it has none of its own."""
     owner = wrapper.layer_info.owners[0]
     bias = owner.module._parameters.get("bias")
     if bias is not None:
@@ -66,7 +66,7 @@ def find_bias(wrapper: Any, norm: Norm | None, trace: Trace) -> Bias | None:
 
 @torch.no_grad()
 def shift(bias: Bias, difference: Tensor, changes: Changes) -> None:
-    """Add to a layer's output by its bias; what is pruned of it stays zero."""
+    """Add to a layer's output by its bias; pruned entries stay zero."""
     if bias.factor is not None:
         difference = difference * bias.factor
     mask = mask_of(bias.owner, "bias")

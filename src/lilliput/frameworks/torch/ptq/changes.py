@@ -1,4 +1,4 @@
-"""Parameters that were overwritten, and what they were before."""
+"""Overwritten parameters and their previous values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Changes:
-    """Overwrites parameters in place, and can undo it bit for bit.
+    """Overwrites parameters in place, and can undo it bit by bit.
 
     Examples
     --------
@@ -33,16 +33,16 @@ class Changes:
         parameter.copy_(value)
 
     def seal(self) -> None:
-        """Record how the parameters are now, to see later whether somebody else has changed them."""
+        """Record the current parameters, to detect later changes by other code."""
         self._marks = {parameter: _fingerprint(parameter) for parameter in self._before}
 
     def is_intact(self) -> bool:
-        """Whether the parameters are as :meth:`seal` saw them; training changes them."""
+        """Whether the parameters are as recorded by :meth:`seal`; training changes them."""
         return all(_fingerprint(p) == mark for p, mark in self._marks.items())
 
     @torch.no_grad()
     def undo(self) -> None:
-        """Put back what was there before."""
+        """Restore the previous values."""
         for parameter, before in self._before.items():
             parameter.copy_(before)
         self._before, self._marks = {}, {}

@@ -1,12 +1,12 @@
 """Cross-layer equalization: give the channels between two layers equal ranges of weights.
 
-Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019. Where only a
-ReLU (or nothing) is between two layers, channel ``i`` may be divided by ``s_i`` on its way out of the
-first and multiplied again on its way into the second. With ``r1_i`` and ``r2_i`` the largest magnitudes
+Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019. If only a
+ReLU (or nothing) is between two layers, channel ``i`` can be divided by ``s_i`` at the output of the
+first and multiplied again at the input of the second. With ``r1_i`` and ``r2_i`` the largest magnitudes
 of its weights, batch norms folded in, ``s_i = sqrt(r1_i / r2_i)`` makes both equal.
 
-A ReLU6 lets a factor pass only as long as it cuts nothing off, before and after. So a channel that comes
-near six in calibration stays as it is, and the others grow only as far as they stay clear of it.
+A factor passes through a ReLU6 only if nothing is clipped, before and after. So channels that come
+close to six in calibration are not changed, and the others grow only as far as they stay below it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from lilliput.frameworks.torch.ptq.changes import Changes
 from lilliput.frameworks.torch.ptq.trace import PlainLayer, Trace
 
-# Operations that a positive factor on a channel passes through.
+# Operations that commute with a positive factor on a channel.
 _HOMOGENEOUS = frozenset(
     {
         *("relu", "leaky_relu"),
@@ -31,17 +31,17 @@ _HOMOGENEOUS = frozenset(
 )
 _SWEEPS = 20
 _SETTLED = 1e-3
-_LIMIT = 100.0  # a channel that is all but dead must not blow up what is in it
-_CLEAR = 0.8  # of the upper end of a clip, up to which a channel may have come in calibration
+_LIMIT = 100.0  # keeps a nearly dead channel from blowing up
+_CLEAR = 0.8  # of the upper bound of a clip, up to which a channel may have come in calibration
 
 Values = dict[nn.Parameter, Tensor]
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two layers, and the batch norms after them, None where there are none.
+    """Two layers, and the batch norms after them, or None.
 
-    ``limit`` is where a clip between them cuts, infinite if nothing does.
+    ``limit`` is the upper bound of a clip between them, infinite if there is none.
     """
 
     first: PlainLayer
@@ -52,13 +52,13 @@ class Pair:
 
     @property
     def maker(self) -> nn.Module:
-        """The module that returns the channels, before anything is cut off."""
+        """The module that returns the channels, before any clip."""
         found: nn.Module = self.first.module if self.norm is None else self.norm
         return found
 
     @property
     def scaled(self) -> list[nn.Parameter]:
-        """What makes the channels: parameters of the norm, or of the first layer itself."""
+        """The parameters that scale the channels: those of the norm, or of the first layer itself."""
         owner = self.first.module if self.norm is None else self.norm
         held = (owner._parameters["weight"], owner._parameters["bias"])
         return [parameter for parameter in held if parameter is not None]
@@ -83,20 +83,20 @@ def find_pairs(trace: Trace, layers: Sequence[PlainLayer]) -> list[Pair]:
 
 
 class Highest:
-    """The largest value of each channel that a module returns."""
+    """The largest value of each channel in the output of a module."""
 
     def __init__(self, axis: int) -> None:
         self.axis = axis
         self.value: Tensor | None = None
 
     def see(self, batch: int, seen: Tensor, output: Tensor) -> None:
-        """Take an output into account."""
+        """Add an output."""
         found = output.detach().movedim(self.axis, 0).flatten(1).amax(1).double()
         self.value = found if self.value is None else torch.maximum(self.value, found)
 
 
 def is_clear(pair: Pair, highest: Tensor) -> Tensor:
-    """Return which channels stay clear of the clip between two layers."""
+    """Return which channels stay below the clip between two layers."""
     return highest < _CLEAR * pair.limit
 
 
@@ -104,12 +104,12 @@ def is_clear(pair: Pair, highest: Tensor) -> Tensor:
 def equalize(
     pairs: Sequence[Pair], changes: Changes, highest: Mapping[nn.Module, Tensor] | None = None
 ) -> None:
-    """Equalize pairs one after the other, until nothing moves any more.
+    """Equalize pairs one after the other, until nothing changes any more.
 
-    ``highest`` are the largest values of channels that a clip follows, by the module that returns them.
+    ``highest`` are the largest values of channels before a clip, by the module that returns them.
     """
     spans = [_span(pair, (highest or {}).get(pair.maker)) for pair in pairs]
-    values: Values = {}  # in double precision, so that many small factors cost none
+    values: Values = {}  # in double precision, so that many small factors lose nothing
     for pair in pairs:
         for parameter in (*pair.scaled, pair.second.weight):
             values[parameter] = parameter.detach().to(torch.float64, copy=True)
@@ -123,12 +123,12 @@ def equalize(
 
 
 def _span(pair: Pair, highest: Tensor | None) -> tuple[Any, Any]:
-    """Return between which numbers the factors of a pair may lie."""
+    """Return the allowed range of the factors of a pair."""
     low, high = torch.tensor(1 / _LIMIT).double(), torch.tensor(_LIMIT).double()
     if math.isinf(pair.limit):
         return low, high
     if highest is None:
-        raise ValueError(f"{pair.first.path}: a clip follows, and its channels were not watched.")
+        raise ValueError(f"{pair.first.path}: a clip follows, and its channels were not observed.")
     low, high = low.to(highest.device), high.to(highest.device)
     moves = is_clear(pair, highest)
     low = torch.maximum(low, highest / (_CLEAR * pair.limit))
@@ -156,7 +156,7 @@ def _equalize_pair(
 
 
 def _folded(weight: nn.Parameter, norm: Any, values: Values) -> Tensor:
-    """Return the magnitudes of a weight times what its batch norm multiplies its output by."""
+    """Return the magnitudes of a weight times the factor of its batch norm."""
     magnitudes = values.get(weight, weight.detach().double()).abs()
     if norm is None:
         return magnitudes
@@ -168,7 +168,7 @@ def _folded(weight: nn.Parameter, norm: Any, values: Values) -> Tensor:
 
 
 def _limit_behind(value: int, trace: Trace) -> float:
-    """Return where the clip that reads a value cuts, infinite if none does."""
+    """Return the upper bound of the clip that reads a value, infinite if there is none."""
     reader = trace.reader(value)
     is_read = reader is not None and reader.outputs
     bounds = trace.flow.bounds_of(reader.outputs[0]) if reader is not None and is_read else None
@@ -191,6 +191,6 @@ def _has_own_affine(norm: Any, trace: Trace) -> bool:
 
 
 def _agree(first: PlainLayer, second: PlainLayer) -> bool:
-    """Whether the channels that one layer makes are those that the other reads."""
+    """Whether the output channels of one layer are the input channels of the other."""
     axes = {layer.wrapper.layer_info.channel_axis for layer in (first, second)}
     return len(axes) == 1 and first.weight.shape[0] == second.weight.shape[1] * second.groups

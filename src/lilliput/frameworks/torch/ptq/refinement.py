@@ -1,4 +1,4 @@
-"""One refinement of a model under a quantizer: the batches, the model's trace, what was changed."""
+"""One refinement of a model under a quantizer: the batches, the model's trace, and the changes made."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _WITH_CHANNELS = (nn.Linear, nn.modules.conv._ConvNd)
 
 
 class Refinement:
-    """Changes the parameters of a model so that it loses less by quantization.
+    """Changes the parameters of a model to reduce its quantization error.
 
-    The steps are meant to be called in the order in which they stand here; :meth:`undo` takes all of
-    them back.
+    Call the steps in the order in which they are defined here; :meth:`undo` reverts all of
+    them.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Refinement:
             equalize.equalize(pairs, self.changes, self._highest(pairs))
 
     def _highest(self, pairs: Sequence[Pair]) -> dict[nn.Module, Tensor]:
-        """Return the largest value of each channel that a clip follows, and tell how many may move."""
+        """Return the largest value of each channel before a clip, and log how many may be rescaled."""
         clipped = [pair for pair in pairs if not math.isinf(pair.limit)]
         seen = {
             pair.maker: equalize.Highest(pair.first.wrapper.layer_info.channel_axis)
@@ -70,8 +70,8 @@ class Refinement:
         found = {module: one.value for module, one in seen.items() if one.value is not None}
         moves = [equalize.is_clear(pair, found[pair.maker]) for pair in clipped]
         log.info(
-            "equalize: clips such as ReLU6 are in %d of them; %d of their %d channels stay clear of the "
-            "clip on the batches of calibration and were rescaled, the others are as they were",
+            "equalize: clips such as ReLU6 are in %d of them; %d of their %d channels stay below the "
+            "clip on the calibration batches and were rescaled, the others are unchanged",
             len(clipped),
             sum(int(x.sum()) for x in moves),
             sum(x.numel() for x in moves),
@@ -88,7 +88,7 @@ class Refinement:
             smooth.smooth(group, largest[norm].value, alpha, self.changes)
 
     def note_means(self) -> None:
-        """Remember the mean output of each layer in float, for :meth:`correct_biases`."""
+        """Record the mean output of each layer in float, for :meth:`correct_biases`."""
         watchers: dict[nn.Module, See] = {}
         for wrapper in self._shifted():
             mean = bias_correction.ChannelMean(wrapper.layer_info.channel_axis)
@@ -113,7 +113,7 @@ class Refinement:
             self.changes.write(layer.weight, rounded)
 
     def correct_biases(self, progress: bool) -> None:
-        """Give the outputs of layers the mean that they have in float."""
+        """Give the outputs of layers their mean in float."""
         norms = {layer.wrapper.name: self.trace.norm_after(layer) for layer in self.layers}
         skipped = []
         for wrapper in track(self._shifted(), "correcting", progress):
@@ -131,12 +131,12 @@ class Refinement:
             log.info("bias_correction: without a bias, and no batch norm after it: %s", skipped)
 
     def finish(self) -> None:
-        """Let go of the batches."""
+        """Release the batches."""
         self.changes.seal()
         self.batches, self.layers, self.means, self._floats = (), [], {}, {}
 
     def undo(self) -> bool:
-        """Put every parameter back as it was; False if somebody else has changed one since."""
+        """Restore every parameter; False if other code has changed one since."""
         is_intact = self.changes.is_intact()
         if is_intact:
             self.changes.undo()
@@ -145,7 +145,7 @@ class Refinement:
     # -- running the model ---------------------------------------------------------------------------
 
     def _shifted(self) -> list[Any]:
-        """Return the layers whose mean output is looked after, in the order of calls."""
+        """Return the layers whose mean output is corrected, in the order of calls."""
         first = {call.path: i for i, call in reversed([*enumerate(self.trace.flow.calls)])}
         order = {}
         for wrapper in self.quantizer.get_modules_wrapper():
@@ -156,7 +156,7 @@ class Refinement:
         return sorted(order, key=lambda wrapper: order[wrapper])
 
     def _samples(self, layer: PlainLayer, settings: adaround.Settings) -> adaround.Samples:
-        """Return what a layer reads when quantized, and what it returns in float."""
+        """Return the input of a layer when quantized, and its output in float."""
         width = layer.weight[0].numel() * layer.groups
         total = min(settings.positions, adaround.LARGEST // width)
         count = max(-(-total // len(self.batches)), 1)

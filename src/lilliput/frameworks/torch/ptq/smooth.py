@@ -23,31 +23,31 @@ _SMALLEST = 1e-5
 
 @dataclass(frozen=True)
 class Group:
-    """A norm, and all the layers that read it."""
+    """A norm, and all the layers that read its output."""
 
     norm: nn.Module
     readers: tuple[PlainLayer, ...]
 
     @property
     def scaled(self) -> dict[str, nn.Parameter]:
-        """The parameters that make the norm's channels."""
+        """The parameters that scale the norm's channels."""
         return {name: x for name, x in self.norm._parameters.items() if x is not None}
 
 
 class Largest:
-    """The largest magnitude of each channel in all that is seen."""
+    """The largest magnitude of each channel over all batches."""
 
     def __init__(self) -> None:
         self.value: Any = 0.0
 
     def see(self, batch: int, inputs: Tensor, output: Tensor) -> None:
-        """Take a batch into account."""
+        """Add a batch."""
         found = output.detach().double().abs().flatten(0, -2).amax(0)
         self.value = torch.maximum(found, found.new_tensor(0.0) + self.value)
 
 
 def find_groups(trace: Trace, layers: Sequence[PlainLayer]) -> list[Group]:
-    """Return the norms whose output nothing but quantized linear layers reads."""
+    """Return the norms whose output only quantized linear layers read."""
     groups = []
     for call in trace.flow.calls:
         readers = tuple(
@@ -66,7 +66,7 @@ def find_groups(trace: Trace, layers: Sequence[PlainLayer]) -> list[Group]:
 
 @torch.no_grad()
 def smooth(group: Group, largest: Tensor, alpha: float, changes: Changes) -> None:
-    """Rescale the channels of a norm, whose largest magnitudes are given."""
+    """Rescale the channels of a norm, given their largest magnitudes."""
     weights = [layer.weight.detach().double() for layer in group.readers]
     columns = torch.stack([weight.abs().amax(0) for weight in weights]).amax(0)
     scale = (largest**alpha / columns ** (1 - alpha)).clamp(min=_SMALLEST)
@@ -86,7 +86,7 @@ def _is_norm(module: nn.Module) -> bool:
 
 @torch.no_grad()
 def _is_proportional(group: Group) -> bool:
-    """Whether the output halves with the parameters: some norms multiply by one plus their weight."""
+    """Whether the output is proportional to the parameters: some norms multiply by one plus their weight."""
     weight = group.scaled["weight"]
     sample = torch.randn(4, weight.numel(), generator=torch.Generator().manual_seed(0)).to(weight)
     halves = {name: x / 2 for name, x in group.scaled.items()}

@@ -1,8 +1,8 @@
-"""Which layers may be changed without changing what a model computes.
+"""Find layers that can be changed without changing what a model computes.
 
-A :class:`~lilliput.graph.flow.Flow` says who reads which value. Here is what else one has to know before
-moving a factor from one layer to the next: which operation it is exactly (ReLU lets a factor pass, ReLU6
-does not), and whether anything but the layer itself reads its parameters.
+A :class:`~lilliput.graph.flow.Flow` records the readers of each value. This adds what else is needed for
+moving a factor from one layer to the next: the exact operation (a factor passes through ReLU, but not
+through ReLU6), and whether anything but the layer itself reads its parameters.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PLAIN = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 @dataclass(frozen=True, eq=False)
 class PlainLayer:
-    """A convolution or linear layer that is called once and shares its parameters with no other."""
+    """A convolution or linear layer that is called once and shares no parameters."""
 
     wrapper: Any
     path: str
@@ -48,7 +48,7 @@ class PlainLayer:
 
     @property
     def groups(self) -> int:
-        """Into how many groups channels are divided."""
+        """The number of groups of channels."""
         return int(getattr(self.module, "groups", 1))
 
 
@@ -62,7 +62,7 @@ class Norm:
 
 
 class Trace:
-    """One forward: the flow of tensors, the name of each operation, the readers of parameters."""
+    """One forward pass: the flow of tensors, the name of each operation, the readers of parameters."""
 
     def __init__(self, model: nn.Module, flow: Flow, witness: _Witness) -> None:
         self.modules = dict(model.named_modules())
@@ -70,7 +70,7 @@ class Trace:
         self._names: dict[int, str] = {}
         self._dimensions: dict[int, int] = {}
         self._readers: dict[int, list[tuple[str, ...]]] = {}
-        seen = witness.seen[-len(flow.operations) :]  # what was before is a try that failed
+        seen = witness.seen[-len(flow.operations) :]  # earlier ones belong to a failed attempt
         for operation, (name, dimensions, parameters) in zip(flow.operations, seen, strict=True):
             for value in operation.outputs[:1]:
                 self._names[value], self._dimensions[value] = name, dimensions
@@ -80,20 +80,20 @@ class Trace:
         self._returned = {value for call in roots for value in call.outputs}
 
     def name_of(self, operation: Operation) -> str:
-        """Return the name of an operation, '' if it makes no value."""
+        """Return the name of an operation, or '' if it has no result."""
         return self._names.get(operation.outputs[0], "") if operation.outputs else ""
 
     def reader(self, value: int) -> Operation | None:
-        """Return the one operation that reads a value; None if others do, or the model returns it."""
+        """Return the only operation that reads a value; None if there are others or the model returns it."""
         readers = self.flow.readers.get(value, [])
         return readers[0] if len(readers) == 1 and not self.is_returned(value) else None
 
     def is_returned(self, value: int) -> bool:
-        """Whether the model returns a value, as far as one can tell what it returns."""
+        """Whether the model returns a value, or may return it."""
         return not self._returned or value in self._returned
 
     def is_read_by(self, *layers: PlainLayer) -> bool:
-        """Whether nothing but these layers reads the value that they all read."""
+        """Whether only these layers read the value that they all read."""
         (value,) = {layer.call.inputs[0] for layer in layers}
         paths = {layer.path for layer in layers}
         readers = self.flow.readers.get(value, [])
@@ -105,7 +105,7 @@ class Trace:
         return bool(readers) and all(path in paths for paths in readers)
 
     def norm_after(self, layer: PlainLayer) -> Norm | None:
-        """Return the batch norm that alone reads a layer's output."""
+        """Return the batch norm that is the only reader of a layer's output."""
         path, value = self.flow.norm_after([layer.path]), layer.call.outputs[0]
         if not path or self.is_returned(value) or self.modules[path].running_var is None:
             return None
@@ -115,13 +115,13 @@ class Trace:
         return Norm(path, self.modules[path], call.outputs[0])
 
     def has_relu(self, layer: PlainLayer) -> bool:
-        """Whether a ReLU, and nothing else, reads what a layer or its norm returns."""
+        """Whether a ReLU is the only reader of the output of a layer or its norm."""
         norm = self.norm_after(layer)
         reader = self.reader(layer.call.outputs[0] if norm is None else norm.value)
         return reader is not None and self.name_of(reader) == "relu"
 
     def plain_layers(self, wrappers: Sequence[Any]) -> list[PlainLayer]:
-        """Return the layers that compute ``W x + b`` and nothing else, in the order of calls."""
+        """Return the layers that compute only ``W x + b``, in the order of calls."""
         found = [layer for wrapper in wrappers if (layer := self._plain_layer(wrapper))]
         order = {call.path: index for index, call in enumerate(self.flow.calls)}
         return sorted(found, key=lambda layer: order[layer.path])
@@ -143,7 +143,7 @@ class Trace:
 
 
 def record(model: nn.Module, run: Callable[[], Flow]) -> Trace:
-    """Return what is seen while ``run`` records the flow of a model, which computes in float."""
+    """Return the trace of a model in float while ``run`` records its flow."""
     witness = _Witness()
     with in_float(model), calling_modules(), witness:
         flow = run()
@@ -151,12 +151,12 @@ def record(model: nn.Module, run: Callable[[], Flow]) -> Trace:
 
 
 def in_float(model: nn.Module) -> AbstractContextManager[None]:
-    """A context in which the quantizers of a model let everything pass."""
+    """A context in which the quantizers of a model are disabled."""
     return marking(step_aside, quantizers_in(model))
 
 
 def _computes_plainly(module: nn.Module) -> bool:
-    """Whether a layer has torch's own forward, and not one that does more to its weight."""
+    """Whether a layer has torch's own forward, not one that changes its weight."""
     cls = plain_type(type(module))
     for base in _PLAIN:
         if issubclass(cls, base):
@@ -166,7 +166,7 @@ def _computes_plainly(module: nn.Module) -> bool:
 
 
 class _Witness(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees the same operations as the recorder of the flow, in the same order."""
+    """Records the same operations as the recorder of the flow, in the same order."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Run batches through a model, and look at the layers on the way."""
+"""Run batches through a model, and observe its layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ See = Callable[[int, Tensor, Tensor], None]
 
 
 class _Reached(Exception):
-    """What was to be seen of a batch has been seen."""
+    """Raised when everything needed from a batch has been seen."""
 
 
 def watch(
@@ -27,8 +27,8 @@ def watch(
 ) -> None:
     """Call ``see(batch, input, output)`` at each call of some modules, in eval mode.
 
-    The input is what the module computes with, the output what it computes, before anybody quantizes
-    it. ``is_last``: the rest of the model does not matter.
+    The input is the one that the module uses, the output the one before it is quantized.
+    ``is_last``: the rest of the model need not run.
     """
     for index, batch in enumerate(batches):
         handles = [
