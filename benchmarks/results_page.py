@@ -334,6 +334,20 @@ def keras_accuracy(record: Record) -> Iterator[str]:
     yield from table(["", "accuracy", "file", "multiplications on integers"], rows)
 
 
+@section("LSQ on Keras and on torch", "keras_lsq.py", "keras_lsq_tensorflow")
+def keras_lsq(record: Record) -> Iterator[str]:
+    yield (
+        "A small CNN on Fashion-MNIST, 10,000 test images (simulated), one seed: from the same float weights, "
+        f"{record['epochs']} epochs with weights and inputs of all layers in 4 bits, the same batches and "
+        "steps on both. How much of a difference is noise shows in the run whose weights differ in their last "
+        "digits."
+    )
+    yield ""
+    yield from table(
+        ["", "accuracy"], [[name, f"{value:.2f} %"] for name, value in record["results"].items()]
+    )
+
+
 @section("Sparsity and accuracy", "sparsity_accuracy.py", "sparsity_accuracy")
 def sparsity(record: Record) -> Iterator[str]:
     yield f"A small CNN on scikit-learn's digits, mean of {record['seeds']} seeds."
