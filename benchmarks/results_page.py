@@ -337,10 +337,9 @@ def keras_accuracy(record: Record) -> Iterator[str]:
 @section("LSQ on Keras and on torch", "keras_lsq.py", "keras_lsq_tensorflow")
 def keras_lsq(record: Record) -> Iterator[str]:
     yield (
-        "A small CNN on Fashion-MNIST, 10,000 test images (simulated), one seed: from the same float weights, "
-        f"{record['epochs']} epochs with weights and inputs of all layers in 4 bits, the same batches and "
-        "steps on both. How much of a difference is noise shows in the run whose weights differ in their last "
-        "digits."
+        "A small CNN on Fashion-MNIST, 10,000 test images (simulated), one seed. From the same float "
+        f"weights, all weights and inputs are trained in 4 bits for {record['epochs']} epochs, with the same batches on "
+        "both frameworks. The run whose initial weights differ in their last digits shows the noise."
     )
     yield ""
     yield from table(
