@@ -339,7 +339,8 @@ def keras_lsq(record: Record) -> Iterator[str]:
     yield (
         "A small CNN on Fashion-MNIST, 10,000 test images (simulated), one seed. From the same float "
         f"weights, all weights and inputs are trained in 4 bits for {record['epochs']} epochs, "
-        "with the same batches on both frameworks. The run whose initial weights differ in their last digits shows the noise."
+        "with the same batches on both frameworks. The run whose initial "
+        "weights differ in their last digits shows the noise."
     )
     yield ""
     yield from table(
