@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from record import RESULTS, read_json, write_json
+from record import RESULTS, command, read_json, write_json
 from retrieval import Retrieval, load_embedder
 from scipy.stats import spearmanr
 from search_peers import kept_choices
@@ -165,7 +165,7 @@ def quantized(model: nn.Module, rules: list[dict[str, Any]]) -> nn.Module:
 
 def lite_scores(count: int) -> dict[str, Any]:
     case = lite_case("lite0", 224)
-    seen, test = torch.cat(case.calibration)[:count].split(8), case.inputs[0][:count].split(8)
+    seen, test = torch.cat(case.calibration)[:count].split(4), case.inputs[0][:count].split(4)
     found = scores(case.model, case.example[0], seen, test, divergence)
     return {"network": case.title, "inputs": count, **found}
 
@@ -231,7 +231,8 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     if "bits" in options.parts:
-        write_json(RESULTS / "search_bits.json", bits(options.trials))
+        found = {"commands": [command()], **bits(options.trials)}
+        write_json(RESULTS / "search_bits.json", found)
     if "scores" in options.parts:
         path, makers = (
             RESULTS / "search_scores.json",
@@ -239,9 +240,11 @@ def main() -> None:
         )
         for name in options.networks or makers:
             earlier = read_json(path)
-            found = makers[name](options.inputs)
+            found = {**makers[name](options.inputs), "command": command()}
             print(found, flush=True)
-            write_json(path, {"networks": {**earlier.get("networks", {}), name: found}}, earlier)
+            networks = {**earlier.get("networks", {}), name: found}
+            ran = list(dict.fromkeys(x["command"] for x in networks.values() if "command" in x))
+            write_json(path, {"commands": ran, "networks": networks}, earlier)
 
 
 if __name__ == "__main__":

@@ -120,7 +120,9 @@ class Task:
         if held is None:
             self.check_time()
             log.info("computing the sensitivity of %d decisions", len(self.space.decisions))
-            held = [x.tolist() for x in find_scores(self.space, self.maker.data)]
+            corrected = bool(self.maker.options.get("bias_correction"))
+            found = find_scores(self.space, self.maker.data, keeps_means=corrected)
+            held = [x.tolist() for x in found]
             self.journal.note("scores", held)
         return [np.asarray(x, float) for x in held]
 

@@ -128,12 +128,28 @@ class Running(ABC):
         """Return the loss of classes that are drawn as a model expects them, None if it has no classes."""
         raise NotImplementedError(f"{self.name} shows no gradients of activations.")
 
-    def watch_effects(self, layer: LayerInfo, task: Callable[..., None]) -> list[Any]:
-        """Call ``task(input, its gradient through this layer alone, output, its gradient)`` in backward."""
+    def watch_effects(
+        self, layer: LayerInfo, task: Callable[..., None], weight_only: bool = False
+    ) -> list[Any]:
+        """Call ``task(input, its gradient through this layer alone, output, its gradient)`` in backward.
+
+        For a task about the weight alone, the second and the third may be None.
+        """
         raise NotImplementedError(f"{self.name} shows no gradients of activations.")
 
-    def response(self, layer: LayerInfo, change: Any, inputs: Any) -> Any:
-        """Return by how much what a layer returns moves when its weight is changed by this."""
+    def weight_effects(
+        self,
+        layer: LayerInfo,
+        changes: Sequence[Any],
+        inputs: Any,
+        gradient: Any,
+        keeps_means: bool = False,
+    ) -> list[Any]:
+        """Return by how much each change of a weight moves the loss of each example.
+
+        Given are what the layer has read and the gradient of what it has returned. The mean of each
+        channel may be kept, as a corrected bias keeps it.
+        """
         raise NotImplementedError(f"{self.name} runs no layer with another weight.")
 
     def is_activated(self, layer: LayerInfo) -> bool:
