@@ -12,7 +12,8 @@ def search_bits(record: Record) -> Iterator[str]:
     yield (
         f"{record['network']}, weights of 4 or 8 bits, 5 on average, {record['layers']} layers. How often "
         f"the class is that of the float network, on {record['photos']:,} photos; what is chosen is chosen "
-        f"on {record['calibrated']} others. Recovered: of what 4 bits for all layers lose."
+        f"on {record['calibrated']} others. Recovered: of what 4 bits for all layers lose, as they are and "
+        "with corrected biases."
     )
     yield ""
     rows, random = [], []
@@ -20,27 +21,35 @@ def search_bits(record: Record) -> Iterator[str]:
         if title.startswith("random"):
             random.append(row)
             continue
-        cells = [title, f"{row['average bits']:.2f}", percent(row["same class"]), shown_share(row)]
+        cells = [title, f"{row['average bits']:.2f}", percent(row["same class"])]
+        cells += [shown_share(row, name) for name in SHARES]
         rows.append([ours(cell, title == "Lilliput") for cell in cells])
-    shares = [row["recovered"] for row in random]
     same = sum(row["same class"] for row in random) / len(random)
     bits = sum(row["average bits"] for row in random) / len(random)
-    text = f"{percent(min(shares))} to {percent(max(shares))}"
-    rows.append([f"at random, {len(random)} times", f"{bits:.2f}", percent(same), text])
-    yield from table(["", "bits on average", "same class as float", "recovered"], rows)
+    cells = [f"at random, {len(random)} times", f"{bits:.2f}", percent(same)]
+    for name in SHARES:
+        shares = [row[name] for row in random]
+        cells.append(f"{percent(min(shares))} to {percent(max(shares))}")
+    rows.append(cells)
+    head = ["", "bits on average", "same class as float", "recovered", "of corrected"]
+    yield from table(head, rows)
     yield ""
     yield (
         "± is one standard error over the photos. Scores alone: without exchanges that are judged by the "
         f"outputs on the calibration photos ({record['trials']} trials at most). Noise of each "
         "weight: the least total of squared rounding errors, each as a share of its weight. Other tools "
-        "chose by the same photos (`search_peers.py`); all choices are quantized in the same way."
+        "chose by the same photos (`search_peers.py`). All choices are quantized in the same way, biases "
+        "corrected, but for the row that says otherwise."
     )
 
 
-def shown_share(row: Record) -> str:
-    if "recovered" not in row:
+SHARES = ("recovered", "recovered of corrected")
+
+
+def shown_share(row: Record, name: str) -> str:
+    if name not in row:
         return ""
-    return f"{percent(row['recovered'])} ± {100 * row['standard error']:.1f}"
+    return f"{percent(row[name])} ± {100 * row[f'{name}, standard error']:.1f}"
 
 
 @section("What sensitivities cost and are worth", "search.py scores", "search_scores")

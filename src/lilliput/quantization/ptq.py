@@ -41,6 +41,7 @@ _SHARES = tuple(0.95**i for i in range(1, 60))  # of the range of a weight, down
 _LOOKS = 4  # shares after which to see whether smaller ones can be better at all
 _PIECE = 1 << 15  # entries that stay in the cache while all shares are tried
 _NARROWEST = 64  # columns at a time: fewer are slow, whatever their length
+_QUICK = "quick"
 _ADAROUND = {
     "steps": (int, 1, 10**7),
     "batch_size": (int, 1, 10**6),
@@ -136,9 +137,10 @@ class PTQQuantizer(RangeQuantizer):
         ``batch_size`` (256 positions per step), ``positions`` (8192, where each layer is looked at),
         ``learning_rate`` (0.05), ``regularization`` (10) and ``warm_up`` (0.2, the share of steps
         without it).
-    bias_correction : bool
+    bias_correction : bool or "quick"
         Give each output channel the mean that it has in float, by its bias or that of the batch norm
-        after it. ``is_bias_correction`` in NNI.
+        after it. ``is_bias_correction`` in NNI. It takes a run of the batches per layer; ``"quick"`` takes
+        one for all, after which means differ a little as far as batches do.
 
     Notes
     -----
@@ -157,7 +159,7 @@ class PTQQuantizer(RangeQuantizer):
     equalize: bool = False
     smooth: float | None = None
     adaround: Mapping[str, Any] | None = None
-    bias_correction: bool = False
+    bias_correction: bool | str = False
     _refinement: Any = None
     _is_outdated: bool = False
     _is_loaded: bool = False
@@ -173,7 +175,7 @@ class PTQQuantizer(RangeQuantizer):
         equalize: bool = False,
         smooth: float | None = None,
         adaround: bool | Mapping[str, Any] = False,
-        bias_correction: bool = False,
+        bias_correction: bool | str = False,
         is_bias_correction: bool | None = None,
     ) -> None:
         if weights not in ("minmax", "mse"):
@@ -183,7 +185,7 @@ class PTQQuantizer(RangeQuantizer):
         self.smooth = _check_alpha(smooth)
         self.adaround = _check_adaround(adaround)
         asked = bias_correction if is_bias_correction is None else is_bias_correction
-        self.bias_correction = _flag("bias_correction", asked)
+        self.bias_correction = asked if asked == _QUICK else _flag("bias_correction", asked)
         super().__init__(model, config_list, optimizer, example_inputs)
 
     def _find_problems(self, selection: Selection) -> list[Problem]:
@@ -246,7 +248,7 @@ class PTQQuantizer(RangeQuantizer):
         if self.adaround is not None:
             refinement.round(dict(self.adaround), progress)
         if self.bias_correction:
-            refinement.correct_biases(progress)
+            refinement.correct_biases(progress, is_quick=self.bias_correction == _QUICK)
 
     def weight_rounding(self, wrapper: Any) -> tuple[QParams, Any]:
         """Return the fixed grid of a layer's weight, and what it is multiplied by before rounding."""
@@ -289,7 +291,7 @@ class PTQQuantizer(RangeQuantizer):
             "equalize": self.equalize,
             "smooth": self.smooth is not None,
             "adaround": self.adaround is not None,
-            "bias_correction": self.bias_correction,
+            "bias_correction": bool(self.bias_correction),
         }
         return next(name for name, is_asked in options.items() if is_asked)
 
