@@ -6,8 +6,9 @@ Sensitivities, calibration and exchanges see inputs that are not in the test. No
 
 - ``bits``: EfficientNet-Lite0 on photographs, weights of 4 or 8 bits, 5 on average; how often the class is
   that of the float network. Networks are made as a search makes them by default, with biases corrected; what
-  is recovered is told of what 4 bits lose with that and without it. Beside it the same average chosen in other ways: at random, by the noise of each
-  weight alone, and by other tools, where ``search_peers.py`` has kept what they chose.
+  is recovered is told of what 4 bits lose with that and without it. Beside it the same average chosen in
+  other ways: at random, by the noise of each weight alone, and by other tools, where ``search_peers.py`` has
+  kept what they chose.
 - ``scores``: the sensitivities of all layers and choices against trying them one at a time: CPU time, and
   rank correlation with how far the outputs really move; on Lite0 and on all-MiniLM-L6-v2.
 """

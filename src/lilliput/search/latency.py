@@ -7,9 +7,10 @@ and network take turns, so that the load of the machine cancels.
 
 An estimate adds up the layers of a config list: as timed where a layer was timed at that shape, else by a
 fit over the shapes at which it was (constant, inputs, outputs, and their product). Kernels work on blocks of
-channels, so that time rises in steps: shapes are rounded up to the block with which fits best foretell
-points that were left out. A whole network takes a factor of that, and what a call costs whatever is called: of a small network, a large part. Its error is what
-estimates of timed networks are off, each made from the other networks.
+channels, so that time rises in steps: shapes are rounded up to the block with which fits best foretell points
+that were left out. A whole network takes a factor of that, and what a call costs whatever is called: of a
+small network, a large part. Its error is what estimates of timed networks are off, each made from the other
+networks.
 """
 
 from __future__ import annotations
