@@ -12,38 +12,42 @@ def search_bits(record: Record) -> Iterator[str]:
     yield (
         f"{record['network']}, weights of 4 or 8 bits, 5 on average, {record['layers']} layers. How often "
         f"the class is that of the float network, on {record['photos']:,} photos; what is chosen is chosen "
-        f"on {record['calibrated']} others. Recovered: of what 4 bits for all layers lose, as they are and "
-        "with corrected biases."
+        f"on {record['calibrated']} others. Recovered: of what 4 bits for all layers lose."
     )
     yield ""
     rows, random = [], []
+    shares = [x for x in SHARES if any(x in row for row in record["rows"].values())]
     for title, row in record["rows"].items():
         if title.startswith("random"):
             random.append(row)
             continue
         cells = [title, f"{row['average bits']:.2f}", percent(row["same class"])]
-        cells += [shown_share(row, name) for name in SHARES]
+        cells += [shown_share(row, name) for name in shares]
         rows.append([ours(cell, title == "Lilliput") for cell in cells])
     same = sum(row["same class"] for row in random) / len(random)
     bits = sum(row["average bits"] for row in random) / len(random)
     cells = [f"at random, {len(random)} times", f"{bits:.2f}", percent(same)]
-    for name in SHARES:
-        shares = [row[name] for row in random]
-        cells.append(f"{percent(min(shares))} to {percent(max(shares))}")
+    for name in shares:
+        held = [row[name] for row in random]
+        cells.append(f"{percent(min(held))} to {percent(max(held))}")
     rows.append(cells)
-    head = ["", "bits on average", "same class as float", "recovered", "of corrected"]
+    head = ["", "bits on average", "same class as float", *(SHARES[x] for x in shares)]
     yield from table(head, rows)
     yield ""
     yield (
         "± is one standard error over the photos. Scores alone: without exchanges that are judged by the "
         f"outputs on the calibration photos ({record['trials']} trials at most). Noise of each "
         "weight: the least total of squared rounding errors, each as a share of its weight. Other tools "
-        "chose by the same photos (`search_peers.py`). All choices are quantized in the same way, biases "
-        "corrected, but for the row that says otherwise."
+        "chose by the same photos (`search_peers.py`); all choices are quantized in the same way."
     )
+    if len(shares) > 1:
+        yield (
+            "Biases are corrected but for one row: recovered is told of what 4 bits lose without that, and "
+            "of what they lose with it."
+        )
 
 
-SHARES = ("recovered", "recovered of corrected")
+SHARES = {"recovered": "recovered", "recovered of corrected": "of what corrected 4 bits lose"}
 
 
 def shown_share(row: Record, name: str) -> str:
