@@ -21,7 +21,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -164,7 +163,7 @@ class Times:
             for name, layer in network.layers.items():
                 seen.setdefault((name, tuple(layer.shape), layer.kind), []).append(layer.share)
         self.known = {key: float(np.mean(shares)) for key, shares in seen.items()}
-        self._fits: dict[tuple[str, str], Any] = {}
+        self._fits: dict[tuple[str, str], Callable[[Shape], float] | None] = {}
         self._blocks: dict[str, int] = {}
         self.factor, self.overhead = _whole(self.networks)
 

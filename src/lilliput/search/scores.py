@@ -163,7 +163,8 @@ class _Scores:
         def task(read: Tensor, read_grad: Tensor, returned: Tensor, grad: Tensor) -> None:
             rounded = [i for i, layer in chosen.items() if "weight" in self.space.targets_of(layer)]
             changes = [self._change(number, i, chosen[i]) for i in rounded]
-            moved = effects_of(self.space.layers[name], changes, read, grad, self.keeps_means)
+            owner = self.space.layers[name]
+            moved = effects_of(owner, changes, read, grad, self.keeps_means) if rounded else []
             effects = {i: _array(x) for i, x in zip(rounded, moved, strict=True)}
             for i, layer in chosen.items():
                 effect = effects.get(i, np.zeros(1))

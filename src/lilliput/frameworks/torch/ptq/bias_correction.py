@@ -33,7 +33,9 @@ class ChannelMean:
         """Take a call into account."""
         axis = self.axis % output.dim()
         others = [i for i in range(output.dim()) if i != axis]
-        total = output.detach().sum(others, dtype=torch.float64) if others else output.detach().double()
+        total = (
+            output.detach().sum(others, dtype=torch.float64) if others else output.detach().double()
+        )
         count = output.numel() // output.shape[axis]
         self.total = self.total + total
         self.count += count
