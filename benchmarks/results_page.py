@@ -37,10 +37,17 @@ def page() -> str:
         if not all((RESULTS / f"{file}.json").is_file() for file in files):
             continue  # only stored measurements are shown
         records = [load(file) for file in files]
+        command = commands(records, command)
         where = machine(one for record in records for one in machines(record))
         lines = [f"## {title}", "", f"`./run python benchmarks/{command}` · {where}", ""]
         parts.append("\n".join([*lines, *write(*records)]) + "\n")
     return "\n".join(parts)
+
+
+def commands(records: Iterable[Record], usual: str) -> str:
+    """Return how a section was measured: as its files say, else as usual."""
+    held = [x for record in records for x in record.get("commands", [])]
+    return "`, `./run python benchmarks/".join(dict.fromkeys(held)) or usual
 
 
 def readme(text: str) -> str:
