@@ -188,8 +188,12 @@ class PTQQuantizer(RangeQuantizer):
         self.smooth = _check_alpha(smooth)
         self.adaround = _check_adaround(adaround)
         asked = bias_correction if is_bias_correction is None else is_bias_correction
-        self.bias_correction = asked if asked == _QUICK else _flag("bias_correction", asked)
-        super().__init__(model, config_list, optimizer, example_inputs)
+        if asked != _QUICK and not isinstance(asked, bool):
+            raise ConfigError(
+                f"bias_correction: received {asked!r}, expected True, False or {_QUICK!r}."
+            )
+        self.bias_correction = asked
+        super().__init__(*args, **others)
 
     def _find_problems(self, selection: Selection) -> list[Problem]:
         """Return a problem for each option without a rule that it applies to."""
