@@ -253,7 +253,7 @@ class PTQQuantizer(RangeQuantizer):
         if self.adaround is not None:
             refinement.round(dict(self.adaround), progress)
         if self.bias_correction:
-            refinement.correct_biases(progress, is_quick=self.bias_correction == _QUICK)
+            refinement.correct_biases(progress, self.bias_correction == _QUICK)
 
     def weight_rounding(self, wrapper: Any) -> tuple[QParams, Any]:
         """Return the fixed grid of a layer's weight, and its factor before rounding."""
