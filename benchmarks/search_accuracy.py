@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 from archives import cache_folder
-from papers.resnets import resnet_20
+from papers.networks import resnet_20
 from record import RESULTS, command, read_json, write_json
 from search_peers import fastnas
 from search_training import Data, accuracy, load_weights, train
