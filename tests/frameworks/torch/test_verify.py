@@ -1,5 +1,7 @@
 """The masked and the cut model are compared in double precision, and with noise on their weights."""
 
+import types
+
 import numpy as np
 import pytest
 import torch
@@ -164,3 +166,63 @@ def test_widths_are_checked_along_with_the_cut(monkeypatch):
     assert result.remembered == {"num_features": (8, 4)}
     assert model.num_features == 4
     assert len(tried) == 1
+
+
+class Wide(nn.Module):
+    """Has a layer that is too large to be loaded as a whole."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.head = nn.Linear(512, 1024), nn.Linear(1024, 4)
+
+    def forward(self, x):
+        return self.head(self.a(x).relu())
+
+
+def without_half(model):
+    """Return a model whose wide layer has as many zeros as can be cut, and inputs."""
+    with torch.no_grad():
+        model.a.weight[:512] = model.a.bias[:512] = 0
+        model.head.weight[:, :512] = 0
+    return model.eval(), torch.randn(2, model.a.in_features)
+
+
+def _doubled_when_cut(self, x):
+    scale = 1 if len(self.weight) == 1024 else 2
+    return nn.functional.linear(x, self.weight, self.bias) * scale
+
+
+def test_a_large_linear_with_a_forward_of_its_own_is_checked_with_it():
+    model, x = without_half(Wide())
+    model.a.forward = types.MethodType(_doubled_when_cut, model.a)
+    expected = model(x)
+    result = speedup(model, x)
+    assert len(result.model.a.weight) == 512
+    torch.testing.assert_close(result.model(x), expected)
+
+
+class ByName(Wide):
+    """Passes inputs by their names."""
+
+    def forward(self, x):
+        return self.head(self.a(input=x).relu())
+
+
+def test_a_large_linear_called_by_name_is_loaded_in_parts():
+    model, x = without_half(ByName())
+    assert make_references(model, x, has_casts=False)[0].precision == "parts"
+
+
+class Viewed(Wide):
+    """Has its width in its code."""
+
+    def forward(self, x):
+        return self.head(self.a(x).relu().view(-1, 1024))
+
+
+def test_noise_is_added_once_to_a_large_linear_in_a_traced_model():
+    model, x = without_half(Viewed())
+    expected = model(x)
+    result = speedup(torch.fx.symbolic_trace(model), x)
+    assert result.kind == "graph"
+    torch.testing.assert_close(result.model(x), expected)
