@@ -226,3 +226,24 @@ def test_noise_is_added_once_to_a_large_linear_in_a_traced_model():
     result = speedup(torch.fx.symbolic_trace(model), x)
     assert result.kind == "graph"
     torch.testing.assert_close(result.model(x), expected)
+
+
+class Rotated(nn.Module):
+    """Has complex numbers, and reads tensors of modules that it does not call."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.head = nn.Linear(8, 32768), nn.Linear(32768, 8)
+        self.register_buffer("turns", torch.randn(5, dtype=torch.complex64))
+
+    def forward(self, x):
+        x = torch.fft.irfft(torch.fft.rfft(x) * self.turns, n=8)
+        x = nn.functional.linear(x, self.a.weight, self.a.bias).relu()
+        return nn.functional.linear(x, self.head.weight) + torch.view_as_real(self.turns).sum()
+
+
+def test_complex_numbers_stay_complex_with_noise_in_single_precision():
+    model, x = without_half(Rotated())
+    plain, varied = make_references(model, x, has_casts=False, noise=Noise(model, ()).add)
+    assert (plain.precision, varied.precision) == ("double", "double")
+    assert varied.dtype == torch.float32

@@ -128,7 +128,8 @@ class Twin:
         self._load, self._dtype = load, dtype
         if self.precision != "parts":
             if self.precision == "double":
-                self.model.to(dtype)
+                # Not to(dtype), which would make complex numbers real.
+                (self.model.float if dtype == torch.float32 else self.model.double)()
             for name, tensor in self.model.named_parameters():
                 tensor.data = load(name, tensor.data, 0)
             drop_caches(self.model)
