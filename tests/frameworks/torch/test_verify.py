@@ -247,3 +247,38 @@ def test_complex_numbers_stay_complex_with_noise_in_single_precision():
     plain, varied = make_references(model, x, has_casts=False, noise=Noise(model, ()).add)
     assert (plain.precision, varied.precision) == ("double", "double")
     assert varied.dtype == torch.float32
+
+
+class Mixed(nn.Module):
+    """Insists on the precisions of its layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(6, 8), nn.Linear(8, 6), nn.Linear(6, 3)
+        self.low = nn.Linear(6, 6).bfloat16()
+
+    def forward(self, x):
+        return self.head(self.b(self.a(x)) + self.low(x.bfloat16()).float())
+
+
+class Empty(nn.Module):
+    """Has a parameter without numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.none = nn.Linear(6, 8), nn.Linear(8, 3), nn.Parameter(torch.ones(0, 3))
+
+    def forward(self, x):
+        return torch.cat([self.b(self.a(x)), self.none])
+
+
+@pytest.mark.parametrize("kind", [Mixed, Empty])
+def test_noise_is_the_same_in_any_precision_and_in_parameters_of_any_size(kind):
+    model, x = kind().eval(), torch.randn(2, 6)
+    with torch.no_grad():
+        model.a.weight[:4] = model.a.bias[:4] = 0
+        model.b.weight[:, :4] = 0
+    expected = model(x)
+    speedup(model, x)
+    assert len(model.a.weight) == 4
+    torch.testing.assert_close(model(x), expected)
