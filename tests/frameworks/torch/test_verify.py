@@ -1,5 +1,6 @@
 """The masked and the cut model are compared in double precision, and with noise on their weights."""
 
+import copy
 import types
 
 import numpy as np
@@ -282,3 +283,40 @@ def test_noise_is_the_same_in_any_precision_and_in_parameters_of_any_size(kind):
     speedup(model, x)
     assert len(model.a.weight) == 4
     torch.testing.assert_close(model(x), expected)
+
+
+class Folded(nn.Module):
+    """Has its width in its code and in an attribute, and a buffer that is not saved."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = 8
+        self.a, self.b, self.head = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.register_buffer("shift", torch.randn(3), persistent=False)
+
+    def forward(self, x):
+        return self.head(self.b(self.a(x).reshape(-1, 8)).reshape(-1, 8)) + self.shift
+
+
+def folded():
+    """Return the result of cutting such a model, layers of which keep different widths."""
+    model = Folded().eval()
+    with torch.no_grad():
+        model.a.weight[:4] = model.a.bias[:4] = 0
+        model.b.weight[:, :4] = 0
+        model.b.weight[:2] = model.b.bias[:2] = 0
+        model.head.weight[:, :2] = 0
+    result = speedup(model, torch.randn(2, 6))
+    assert result.kind == "graph"
+    return result
+
+
+def test_buffers_that_are_not_saved_are_not_saved_from_a_captured_model():
+    model = folded().model
+    assert "shift" in dict(model.named_buffers())
+    assert "shift" not in model.state_dict()
+    assert "shift" not in copy.deepcopy(model).state_dict()
+
+
+def test_no_note_names_widths_of_modules_that_a_captured_model_does_not_have():
+    assert not any("hidden" in note for note in folded().notes)
