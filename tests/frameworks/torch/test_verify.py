@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from lilliput.errors import UnsupportedModelError
 from lilliput.frameworks.torch import build, shrink, verify
 from lilliput.frameworks.torch.cutting import clear_, cut_all
 from lilliput.frameworks.torch.precision import keep, load_in_parts
@@ -320,3 +321,22 @@ def test_buffers_that_are_not_saved_are_not_saved_from_a_captured_model():
 
 def test_no_note_names_widths_of_modules_that_a_captured_model_does_not_have():
     assert not any("hidden" in note for note in folded().notes)
+
+
+class Same(nn.Linear):
+    """Is its own copy."""
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+def test_weights_that_copies_share_with_the_model_are_left_alone():
+    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4), Same(4, 4)).eval()
+    with torch.no_grad():
+        model[0].weight[:4] = model[0].bias[:4] = 0
+        model[1].weight[:, :4] = 0
+    x = torch.randn(2, 6)
+    expected = model(x)
+    with pytest.raises(UnsupportedModelError, match=r"the model's own 2\.weight, 2\.bias"):
+        speedup(model, x)
+    torch.testing.assert_close(model(x), expected)
