@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,11 @@ def measured() -> dict[str, Any]:
     flags = [name for name, has in found["flags"].items() if has]
     kept = {"cpu": found["cpu"], "flags": flags, "cores": found["cores"]}
     return kept | {"date": datetime.date.today().isoformat(), "packages": found["packages"]}
+
+
+def command() -> str:
+    """Return how this script was called, as `./run python benchmarks/` continues."""
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from archives import cache_folder
-from record import RESULTS, read_json, write_json
+from record import RESULTS, command, read_json, write_json
 from scipy.stats import spearmanr
 from trained_nets import lite_case
 
@@ -108,7 +108,8 @@ class Bench:
         for number, choice in enumerate([*chosen, *drawn]):
             self.maker.prepare(choice)
             print(f"{number + 1} of {networks + count} networks are written", flush=True)
-        (self.folder / "choices.json").write_text(json.dumps({"table": chosen, "random": drawn}))
+        choices = {"command": command(), "table": chosen, "random": drawn}
+        (self.folder / "choices.json").write_text(json.dumps(choices))
 
     def time(self) -> dict[str, Any]:
         """Time all networks, and return the errors of estimates."""
@@ -138,6 +139,7 @@ class Bench:
             "error that the table expects": said,
             "measured again": float(np.abs(again).mean()),
             "original, ms": clock.milliseconds,
+            "commands": [choices["command"], command()],
             "threads": torch.get_num_threads(),
             "batch": len(self.space.example_inputs),
             "estimated, measured, MACs": rows,
@@ -163,8 +165,9 @@ def main() -> None:
     found["minutes"] = (time.perf_counter() - start) / 60
     print({k: v for k, v in found.items() if not isinstance(v, list)})
     record = read_json(options.output)
-    kinds = record.get("kinds", {})
-    write_json(options.output, {"kinds": {**kinds, options.kind: found}}, record)
+    kinds = {**record.get("kinds", {}), options.kind: found}
+    ran = [x for kind in kinds.values() for x in kind.get("commands", [])]
+    write_json(options.output, {"commands": ran, "kinds": kinds}, record)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
     python benchmarks/search_peers.py modelopt     # pip install nvidia-modelopt
 
-Each tool sees the same photographs as Lilliput's search. Its choice is stored in
-``results/search_peers.json``; ``search.py bits`` quantizes all choices in the same way and evaluates them on
+FastNAS, which prunes channels, is called by ``search_accuracy.py``.
+
+Each tool sees the photographs that Lilliput's search sees. What it chose is kept in
+``results/search_peers.json``; ``search.py bits`` quantizes all choices in the same way and judges them by
 the same photographs. A tool may need other versions of packages than Lilliput, so it has its own process.
 """
 
@@ -12,7 +14,9 @@ from __future__ import annotations
 import argparse
 import copy
 import time
+from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -82,6 +86,42 @@ def modelopt(model: nn.Module, batches: list[Tensor]) -> dict[str, int]:
         for name, module in found.named_modules()
         if name.endswith(".weight_quantizer") and module.is_enabled
     }
+
+
+def fastnas(
+    model: nn.Module,
+    flops: float,
+    example: Tensor,
+    batches: list[Tensor],
+    judged: Callable[[nn.Module], float],
+    checkpoint: Path,
+) -> nn.Module:
+    """Return a model that FastNAS has pruned to a share of its operations.
+
+    Its sensitivities are kept in the checkpoint for other shares. Channels come in eights: by default in
+    steps of 32, of which small networks do not have many.
+    """
+    import modelopt.torch.prune as mtp
+    from modelopt.torch.prune.fastnas import FastNASConfig
+
+    config = FastNASConfig().model_dump()
+    for rules in config.values():
+        rules["*"] |= {key: 8 for key in rules["*"] if key.endswith("_divisor")}
+    found, _ = mtp.prune(
+        copy.deepcopy(model),
+        mode=[("fastnas", config)],
+        constraints={"flops": f"{100 * flops:.4g}%"},
+        dummy_input=example,
+        config={
+            "data_loader": batches,
+            "collect_func": lambda batch: batch,
+            "score_func": judged,
+            "checkpoint": str(checkpoint),
+            "verbose": False,
+        },
+    )
+    pruned: nn.Module = found
+    return pruned
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from record import RESULTS, read_json, write_json
+from record import RESULTS, command, read_json, write_json
 from sklearn.datasets import load_digits
 from structured_accuracy import build_model
 from torch import Tensor, nn
@@ -235,7 +235,9 @@ def main() -> None:
     earlier = read_json(RESULT)
     held = {x: earlier[x] for x in ("speed", "kills") if x in earlier}
     print(options.part, found)
-    write_json(RESULT, {**held, options.part: found}, earlier)
+    held[options.part] = {"command": command(), **found}
+    ran = [x["command"] for x in held.values() if "command" in x]
+    write_json(RESULT, {"commands": ran, **held}, earlier)
 
 
 if __name__ == "__main__":

@@ -183,8 +183,8 @@ def test_a_failure_leaves_the_model_as_it_was(step, monkeypatch):
     quantizer = PTQQuantizer(model, RULES, **EVERYTHING)
     quantizer.compress()
 
-    def fail(self, *args):
-        original(self, *args)
+    def fail(self, *args, **options):
+        original(self, *args, **options)
         raise KeyboardInterrupt
 
     original = getattr(Refinement, step)

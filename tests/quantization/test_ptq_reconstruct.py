@@ -207,6 +207,46 @@ def test_bias_correction_makes_the_means_of_channels_equal(trained, digits):
         assert (found[name] - mean).abs().max() < 1e-5 * max(1, float(mean.abs().max()))
 
 
+def test_the_quick_correction_is_the_same_where_there_is_one_batch(trained, digits):
+    found = []
+    for option in (True, "quick"):
+        quantizer = PTQQuantizer(
+            copy.deepcopy(trained), rules(3), weights="mse", bias_correction=option
+        )
+        model = quantizer.compress()
+        quantizer.calibrate([digits[0][:256]])
+        with torch.no_grad():
+            found.append(model(digits[0][:64]))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-4)
+
+
+class Padding(nn.Conv2d):
+    """A convolution that pads its input by itself."""
+
+    def forward(self, x):
+        return super().forward(nn.functional.pad(x, (0, 1, 0, 1)))
+
+
+@pytest.mark.parametrize("option", [True, "quick"])
+def test_the_norm_after_a_layer_that_does_more_is_corrected(option):
+    torch.manual_seed(0)
+    model = nn.Sequential(Padding(2, 4, 2, bias=False), nn.BatchNorm2d(4), nn.ReLU()).eval()
+    x, before = torch.rand(32, 2, 6, 6), model[1].bias.detach().clone()
+    with torch.no_grad():
+        wanted = model[:2](x).mean((0, 2, 3))
+    quantizer = PTQQuantizer(
+        model,
+        [{"quant_bits": 2, "quant_types": ["weight"]}],
+        example_inputs=x,
+        bias_correction=option,
+    )
+    quantizer.compress()
+    quantizer.calibrate([x])
+    assert not torch.equal(model[1].bias, before)
+    with torch.no_grad():
+        torch.testing.assert_close(model[:2](x).mean((0, 2, 3)), wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_bias_correction_helps_and_costs_nothing_in_shape(trained, digits):
     plain = results(quantize(trained, digits, 3), trained, digits)
     corrected = results(quantize(trained, digits, 3, bias_correction=True), trained, digits)

@@ -171,8 +171,8 @@ def test_a_call_that_takes_long_is_made_as_seldom_as_it_may_be():
         made.append(1)
         time.sleep(0.02)
 
-    (times,) = time_calls([slow], 20, seconds=0.01, warm_up=0, fewest=2)
-    assert len(times) == len(made) == 2
+    (times,) = time_calls([slow], 20, seconds=0.01, warm_up=0, fewest=4)
+    assert len(times) == len(made) == 4
     assert len(readings_of(times)) == 2  # so that a busy machine shows
 
 
@@ -188,7 +188,7 @@ def test_the_receipt_of_a_cut_has_two_readings_of_both_models():
     receipt = speedup(model, x).receipt
     for side in (receipt.before, receipt.after):
         assert len(side.readings) == 2
-        assert side.runs == 2
+        assert side.runs == 4
         assert side.p50 >= 30
 
 
@@ -207,4 +207,4 @@ def test_the_receipt_of_a_cut_times_no_first_call():
     L1NormPruner(model, [{"op_names": ["0"], "sparsity": 0.5}], example_inputs=x).compress()
     receipt = speedup(model, x).receipt
     for side in (receipt.before, receipt.after):
-        assert side.p50 < 100
+        assert max(side.readings) < 100

@@ -43,6 +43,32 @@ def test_estimates_at_shapes_that_were_never_timed_follow_the_work():
     assert times.error() < 0.02
 
 
+@pytest.mark.parametrize("block", [1, 8, 16])
+def test_time_that_rises_in_steps_is_estimated_in_steps(block):
+    """Kernels take whole blocks of channels; what was timed tells how large they are."""
+    rng = np.random.default_rng(0)
+
+    def stepped(outputs, inputs):
+        return made_up(*(-(-n // block) * block for n in (outputs, inputs))).share
+
+    networks = []
+    for _ in range(16):
+        shapes = {name: [int(n) for n in rng.integers(6, 65, 2)] for name in "abc"}
+        layers = {
+            name: TimedLayer(
+                shape=shape, kind="float", share=stepped(*shape) * rng.normal(1, 0.002)
+            )
+            for name, shape in shapes.items()
+        }
+        ratio = sum(layer.share for layer in layers.values())
+        networks.append(Network(choice=[0], layers=layers, ratio=ratio))
+    times = Times(networks)
+    assert times.block("float") == block
+    for shape in ((17, 33), (32, 48), (50, 9)):
+        found = times.layer("a", shape, "float")
+        assert found == pytest.approx(stepped(*shape), rel=0.05)
+
+
 def test_what_a_call_costs_is_told_from_what_its_kernels_take():
     """A constant that a factor alone would take for work: small networks would seem faster than they are."""
     rng = np.random.default_rng(0)

@@ -4,11 +4,13 @@ import copy
 import gc
 
 import numpy as np
+import pytest
 import torch
 from digits_search import batches, digits, trained
 from scipy.stats import spearmanr
 from torch import nn
 
+from lilliput.frameworks.torch.effects import weight_effects
 from lilliput.search.scores import find_scores
 from lilliput.search.space import Space
 from lilliput.torch import L1NormPruner, PTQQuantizer
@@ -122,3 +124,63 @@ def test_no_activation_outlives_its_batch():
     before = held()
     find_scores(space, batches(4))
     assert held() == before
+
+
+class Padded(nn.Conv2d):
+    """A convolution whose forward does more than torch's."""
+
+    def forward(self, x):
+        return super().forward(nn.functional.pad(x, (0, 1, 0, 1)))
+
+
+@pytest.mark.parametrize("keeps_means", [False, True])
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.Conv2d(4, 6, 1), (3, 4, 5, 5)),  # one product for all changes
+        (nn.Linear(4, 6), (3, 12, 4)),
+        (nn.Conv2d(4, 6, 1, stride=2), (3, 4, 5, 5)),  # a run for each
+        (nn.Conv2d(4, 4, 3, padding=1, groups=4), (3, 4, 5, 5)),
+        (Padded(4, 6, 2), (3, 4, 5, 5)),
+        (nn.Linear(4, 6), (3, 4)),
+    ],
+)
+def test_the_effect_of_a_change_is_the_derivative_along_it(module, shape, keeps_means):
+    torch.manual_seed(0)
+    x, changes = torch.randn(shape), [torch.randn_like(module.weight) for _ in range(2)]
+    before = module(x).detach()
+    gradient = torch.randn_like(before)
+    found = weight_effects(module, "weight", changes, x, gradient, keeps_means)
+    for change, effect in zip(changes, found, strict=True):
+        changed = copy.deepcopy(module)
+        changed.weight.data += change
+        moved = changed(x).detach() - before
+        if keeps_means:
+            axes = [i for i in range(moved.dim()) if i != layer_axis(module, moved)]
+            moved = moved - moved.mean(axes, keepdim=True)
+        wanted = (gradient * moved).flatten(1).sum(1)
+        torch.testing.assert_close(effect, wanted, rtol=1e-4, atol=1e-4)
+
+
+def layer_axis(module, output):
+    return output.dim() - 1 if isinstance(module, nn.Linear) else 1
+
+
+def test_an_input_that_is_changed_later_is_scored_as_it_was():
+    class InPlace(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two = nn.Linear(4, 8), nn.Linear(8, 3)
+
+        def forward(self, x):
+            x = self.one(x)
+            y = self.two(x)
+            return y + x.mul_(0.0)[:, :3] if self.overwrites else y + 0.0 * x[:, :3]
+
+    torch.manual_seed(0)
+    model, x = InPlace(), torch.randn(16, 4)
+    rules = [{"op_types": ["Linear"], "quant_types": ["weight"], "quant_bits": {"choose": [2, 8]}}]
+    found = []
+    for model.overwrites in (False, True):
+        found.append(find_scores(Space(model, rules, x[:2]), [x]))
+    assert all(np.allclose(a, b) for a, b in zip(*found, strict=True))

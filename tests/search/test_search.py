@@ -339,6 +339,24 @@ def test_every_strategy_refuses_what_cannot_be_met(strategy, tmp_path):
         search({"macs": 0.01}, strategy=strategy).run(tmp_path)
 
 
+def test_a_budget_that_only_the_smallest_network_meets_is_not_refused(tmp_path, monkeypatch):
+    """Estimates that are too low for all but one network: measuring that one shows that it can be done."""
+    task = search({"bytes": 0.9}).start(tmp_path)
+    strongest = tuple(n - 1 for n in task.space.sizes)
+    whole = task.whole["bytes"]
+    assert task.solve() != strongest
+    monkeypatch.setattr(
+        task,
+        "_measured",
+        lambda choice: {
+            **{"params": 1.0, "macs": 1.0, "average_bits": 32.0},
+            "bytes": whole * (0.89 if choice == strongest else 1.5),
+        },
+    )
+    found = task.solve_measured()
+    assert found is not None and found.choice == strongest
+
+
 @pytest.mark.slow
 def test_a_study_goes_on_as_it_would_have_without_an_interruption(tmp_path):
     """The same draws from the same seed; what was evaluated is looked up, and the log is complete."""

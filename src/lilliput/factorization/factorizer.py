@@ -189,8 +189,8 @@ class Factorizer(Compressor):
     def state(self) -> Any:
         """Refuse: there is nothing but the model, whose state dict is what to save."""
         raise StageError(
-            f"{self._title} has no state beside the model: save its state dict, and load it into a new model "
-            f"with the same layers: {self._title}(new_model, result.config_list()).lay_out()."
+            f"{self._title} has no state besides the model: save its state dict, and load it into a new "
+            f"model with the same layers: {self._title}(new_model, result.config_list()).lay_out()."
         )
 
     # -- the engine room -----------------------------------------------------------------------------

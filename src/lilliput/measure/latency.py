@@ -23,7 +23,7 @@ _UNSTEADY = 1.5  # largest ratio of two readings of one model
 _UNSTEADY_RATIO = 1.25  # the same for a ratio, which is less affected by load
 SAME_RATIO = 1.05  # closer ratios are called the same, given the accuracy of timings
 _SPREAD = 3.0  # p95 over p50
-_FEWEST = 2  # calls that make two readings
+_FEWEST = 4  # calls that make two readings
 
 
 def readings_of(times: Sequence[float]) -> tuple[float, ...]:

@@ -45,7 +45,8 @@ _KEPT_ROWS = 1024
 _SHARES = tuple(0.95**i for i in range(1, 60))  # of a weight's range, down to 5 %
 _LOOKS = 4  # after this many shares, check whether smaller ones can still be better
 _PIECE = 1 << 15  # entries that stay in the cache while all shares are tried
-_NARROWEST = 64  # columns at a time; fewer are slow, however short they are
+_NARROWEST = 64  # columns at a time: fewer are slow, whatever their length
+_QUICK = "quick"
 _ADAROUND = {
     "steps": (int, 1, 10**7),
     "batch_size": (int, 1, 10**6),
@@ -140,10 +141,11 @@ class PTQQuantizer(RangeQuantizer):
         Learn whether to round each weight up or down. A dict may have ``steps`` (1000 per layer),
         ``batch_size`` (256 positions per step), ``positions`` (8192, sampled per layer),
         ``learning_rate`` (0.05), ``regularization`` (10) and ``warm_up`` (0.2, the share of steps
-        without regularization).
-    bias_correction : bool
-        Give each output channel its mean in float, by its bias or that of the batch norm
-        after it. ``is_bias_correction`` in NNI.
+        without it).
+    bias_correction : bool or "quick"
+        Give each output channel the mean that it has in float, by its bias or that of the batch norm
+        after it. ``is_bias_correction`` in NNI. It takes a run of the batches per layer; ``"quick"`` takes
+        one for all, after which means differ a little as far as batches do.
 
     Notes
     -----
@@ -162,7 +164,7 @@ class PTQQuantizer(RangeQuantizer):
     equalize: bool = False
     smooth: float | None = None
     adaround: Mapping[str, Any] | None = None
-    bias_correction: bool = False
+    bias_correction: bool | str = False
     _refinement: Any = None
     _is_outdated: bool = False
     _is_loaded: bool = False
@@ -175,7 +177,7 @@ class PTQQuantizer(RangeQuantizer):
         equalize: bool = False,
         smooth: float | None = None,
         adaround: bool | Mapping[str, Any] = False,
-        bias_correction: bool = False,
+        bias_correction: bool | str = False,
         is_bias_correction: bool | None = None,
         **others: Unpack[RangeArguments],
     ) -> None:
@@ -186,7 +188,11 @@ class PTQQuantizer(RangeQuantizer):
         self.smooth = _check_alpha(smooth)
         self.adaround = _check_adaround(adaround)
         asked = bias_correction if is_bias_correction is None else is_bias_correction
-        self.bias_correction = checked_flag("bias_correction", asked)
+        if asked != _QUICK and not isinstance(asked, bool):
+            raise ConfigError(
+                f"bias_correction: received {asked!r}, expected True, False or {_QUICK!r}."
+            )
+        self.bias_correction = asked
         super().__init__(*args, **others)
 
     def _find_problems(self, selection: Selection) -> list[Problem]:
@@ -247,7 +253,7 @@ class PTQQuantizer(RangeQuantizer):
         if self.adaround is not None:
             refinement.round(dict(self.adaround), progress)
         if self.bias_correction:
-            refinement.correct_biases(progress)
+            refinement.correct_biases(progress, is_quick=self.bias_correction == _QUICK)
 
     def weight_rounding(self, wrapper: Any) -> tuple[QParams, Any]:
         """Return the fixed grid of a layer's weight, and its factor before rounding."""
@@ -290,7 +296,7 @@ class PTQQuantizer(RangeQuantizer):
             "equalize": self.equalize,
             "smooth": self.smooth is not None,
             "adaround": self.adaround is not None,
-            "bias_correction": self.bias_correction,
+            "bias_correction": bool(self.bias_correction),
         }
         return next(name for name, is_asked in options.items() if is_asked)
 

@@ -5,21 +5,22 @@ that were timed: the share of the original's time that each layer took in them, 
 the kind of arithmetic, and the latency of the whole network relative to the original's. Original
 and network are timed alternately, so that the load of the machine cancels.
 
-An estimate adds up the layers of a config list: as timed if a layer was timed at that shape, otherwise by a
-fit over its timed shapes (constant, inputs, outputs, and their product). A whole network takes a multiple
-of that plus a constant per call, which is a large part of a small network. The error of the table is that
-of estimates for timed networks, each computed from the other networks.
+An estimate adds up the layers of a config list: as timed where a layer was timed at that shape, else by a
+fit over the shapes at which it was (constant, inputs, outputs, and their product). Kernels work on blocks of
+channels, so that time rises in steps: shapes are rounded up to the block with which fits best foretell points
+that were left out. A whole network takes a factor of that, and what a call costs whatever is called: of a
+small network, a large part. Its error is what estimates of timed networks are off, each made from the other
+networks.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,9 @@ Shape = tuple[int, ...]
 Key = tuple[str, Shape, str]  # layer, shape of its weight, kind of arithmetic
 _LEAST = 0.05  # of the smallest time of a layer: lower limit of a fit
 _RIDGE = 1e-4
+_FEWEST = 5  # points of a layer from which a block can be told
+_BLOCKS = (1, 4, 8, 16, 32)  # channels that kernels may take at a time
+_BETTER = 0.9  # of the error without blocks: what is not better by a tenth is chance
 _BEFORE = " before "
 _APART = 0.1  # of the largest network: the smallest difference that shows the constant per call
 
@@ -159,7 +163,8 @@ class Times:
             for name, layer in network.layers.items():
                 seen.setdefault((name, tuple(layer.shape), layer.kind), []).append(layer.share)
         self.known = {key: float(np.mean(shares)) for key, shares in seen.items()}
-        self._fits: dict[tuple[str, str], Any] = {}
+        self._fits: dict[tuple[str, str], Callable[[Shape], float] | None] = {}
+        self._blocks: dict[str, int] = {}
         self.factor, self.overhead = _whole(self.networks)
 
     def layer(self, name: str, shape: Shape, kind: str) -> float:
@@ -189,15 +194,30 @@ class Times:
         return {(name, kind) for name, _, kind in self.known}
 
     def _fitted(self, name: str, shape: Shape, kind: str) -> float:
-        points = [(s, t) for (n, s, k), t in self.known.items() if (n, k) == (name, kind)]
-        if not points:
-            return self._by_kind(name, shape, kind)
-        key = (name, kind)
+        key, block = (name, kind), self.block(own_kind(kind))
         if key not in self._fits:
-            self._fits[key] = _fit(points)
-        largest, weights = self._fits[key]
-        smallest = min(t for _, t in points)
-        return max(float(_features(shape, largest) @ weights), _LEAST * smallest)
+            points = [(_rounded(s, block), t) for s, t in self._points(*key)]
+            self._fits[key] = _fit(points) if points else None
+        fit = self._fits[key]
+        if fit is None:
+            return self._by_kind(name, shape, kind)
+        return fit(_rounded(shape, block))
+
+    def _points(self, name: str, kind: str) -> list[tuple[Shape, float]]:
+        return [(s, t) for (n, s, k), t in self.known.items() if (n, k) == (name, kind)]
+
+    def block(self, kind: str) -> int:
+        """Return how many channels the kernels of an arithmetic take at a time.
+
+        Each point of each layer is estimated from the layer's other points; the block with the smallest
+        total of squared errors is it, if it is clearly better than none.
+        """
+        if kind not in self._blocks:
+            layers = [self._points(*key) for key in self.seen if own_kind(key[1]) == kind]
+            errors = {block: sum(_left_out(x, block) for x in layers) for block in _BLOCKS}
+            best = min(_BLOCKS, key=lambda block: errors[block])
+            self._blocks[kind] = best if errors[best] < _BETTER * errors[1] else 1
+        return self._blocks[kind]
 
     def _by_kind(self, name: str, shape: Shape, kind: str) -> float:
         """Return the time in another kind, scaled like layers that were timed in both."""
@@ -256,15 +276,34 @@ def _whole(networks: Sequence[Network]) -> tuple[float, float]:
     return float(np.median(ratios / kernels)), 0.0
 
 
-def _fit(points: Sequence[tuple[Shape, float]]) -> tuple[Shape, NDArray[np.float64]]:
-    """Fit the time of a layer to the shape of its weight, by least squares with a small ridge."""
+def _fit(points: Sequence[tuple[Shape, float]]) -> Callable[[Shape], float]:
+    """Fit the time of a layer to the shape of its weight, by least squares with a little ridge."""
     largest = tuple(max(s[i] for s, _ in points) for i in range(len(points[0][0])))
     rows = np.stack([_features(s, largest) for s, _ in points])
     times = np.array([t for _, t in points])
     # Without other evidence, time is proportional to the work.
     prior = np.array([0.0, 0.0, 0.0, float(times @ rows[:, 3] / (rows[:, 3] @ rows[:, 3]))])
     gram = rows.T @ rows + _RIDGE * len(points) * np.eye(4)
-    return largest, prior + np.linalg.solve(gram, rows.T @ (times - rows @ prior))
+    weights = prior + np.linalg.solve(gram, rows.T @ (times - rows @ prior))
+    least = _LEAST * float(times.min())
+    return lambda shape: max(float(_features(shape, largest) @ weights), least)
+
+
+def _left_out(points: Sequence[tuple[Shape, float]], block: int) -> float:
+    """Return the sum of squared errors of the points of a layer, each estimated from the others."""
+    if len(points) < _FEWEST:
+        return 0.0
+    rounded = [(_rounded(shape, block), time) for shape, time in points]
+    found = 0.0
+    for i, (shape, time) in enumerate(rounded):
+        others = [x for j, x in enumerate(rounded) if j != i]
+        found += (_fit(others)(shape) - time) ** 2
+    return found
+
+
+def _rounded(shape: Shape, block: int) -> Shape:
+    """Return a shape in whole blocks; of sizes that never change, such as a kernel's, it does not matter."""
+    return tuple(-(-n // block) * block for n in shape)
 
 
 def _features(shape: Shape, largest: Shape) -> NDArray[np.float64]:

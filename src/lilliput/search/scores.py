@@ -29,14 +29,23 @@ from lilliput.ops.namespace import Tensor, namespace
 from lilliput.pruning.least_squares import readers_of
 from lilliput.quantization.grids import grid_for
 from lilliput.quantization.ptq import best_scales
-from lilliput.search.space import Space
+from lilliput.search.space import Decision, Space
 
 Array = NDArray[np.float64]
 _UNKNOWN = 1e3  # times the largest score, for choices of layers that no gradient reaches
 
 
-def find_scores(space: Space, batches: Iterable[Any]) -> list[Array]:
-    """Return the score of each choice of each decision; the model is not changed.
+def find_scores(space: Space, batches: Iterable[Any], keeps_means: bool = False) -> list[Array]:
+    """Return for each decision the score of each of its choices; the model is left as it was.
+
+    Parameters
+    ----------
+    space : Space
+        The decisions.
+    batches : iterable
+        Batches of data.
+    keeps_means : bool
+        Whether rounding leaves the mean of each channel as it is, because biases are corrected.
 
     Examples
     --------
@@ -47,7 +56,7 @@ def find_scores(space: Space, batches: Iterable[Any]) -> list[Array]:
     >>> [bool(eight < two) for eight, two in scores]
     [True, True]
     """
-    work = _Scores(space)
+    work = _Scores(space, keeps_means)
     backend, model = space.backend, space.model
     forward = backend.feeder(space.example_inputs)
 
@@ -68,8 +77,8 @@ def find_scores(space: Space, batches: Iterable[Any]) -> list[Array]:
 class _Scores:
     """The effects of each decision, example by example."""
 
-    def __init__(self, space: Space) -> None:
-        self.space, self.batches = space, 0
+    def __init__(self, space: Space, keeps_means: bool) -> None:
+        self.space, self.keeps_means, self.batches = space, keeps_means, 0
         self.now: dict[tuple[int, int], Array] = {}  # decision, choice -> effect on each example
         self.squares: dict[tuple[int, int], float] = {}
         self.examples: dict[int, int] = {}
@@ -82,7 +91,8 @@ class _Scores:
         for number, decision in enumerate(self.space.decisions):
             if decision.key == "quant_bits":
                 layer = self.space.layers[decision.layers[0]]
-                handles += watch(layer, self._on_bits(number))
+                task, weight_only = self._on_bits(number), self._is_about_weights(decision)
+                handles += watch(layer, task, weight_only=weight_only)
         for number, pruned in self._groups():
             readers = readers_of(pruned, self.space.probe.layout)
             for reader in readers:
@@ -143,22 +153,37 @@ class _Scores:
         decision = self.space.decisions[number]
         name = decision.layers[0]
 
+        effects_of = self.space.backend.weight_effects
+        chosen = {
+            i: self.space.quantized(name, bits)
+            for i, bits in enumerate(decision.choices)
+            if bits is not None
+        }
+
         def task(read: Tensor, read_grad: Tensor, returned: Tensor, grad: Tensor) -> None:
-            for i, bits in enumerate(decision.choices):
-                if bits is None:
-                    continue
-                layer = self.space.quantized(name, bits)
-                targets, effects = self.space.targets_of(layer), np.zeros(1)
-                if "weight" in targets:
-                    moved = self.space.backend.response(layer, self._change(number, i, layer), read)
-                    effects = effects + _per_example(grad * moved)
-                if "input" in targets and read_grad is not None:
+            rounded = [i for i, layer in chosen.items() if "weight" in self.space.targets_of(layer)]
+            changes = [self._change(number, i, chosen[i]) for i in rounded]
+            owner = self.space.layers[name]
+            moved = effects_of(owner, changes, read, grad, self.keeps_means) if rounded else []
+            effects = {i: _array(x) for i, x in zip(rounded, moved, strict=True)}
+            for i, layer in chosen.items():
+                effect = effects.get(i, np.zeros(1))
+                if "input" in self.space.targets_of(layer) and read_grad is not None:
                     grid = grid_for(layer.config, "input", layer)
-                    rounded = fake_quantize(read, covering(read, grid)) - read
-                    effects = effects + _per_example(read_grad * rounded)
-                self._add(number, i, effects)
+                    change = fake_quantize(read, covering(read, grid)) - read
+                    effect = effect + _per_example(read_grad * change)
+                self._add(number, i, effect)
 
         return task
+
+    def _is_about_weights(self, decision: Decision) -> bool:
+        """Whether no choice rounds what the layer reads."""
+        layers = [
+            self.space.quantized(decision.layers[0], bits)
+            for bits in decision.choices
+            if bits is not None
+        ]
+        return all("input" not in self.space.targets_of(layer) for layer in layers)
 
     def _change(self, number: int, index: int, layer: Any) -> Tensor:
         """Return the change of a weight by rounding."""
@@ -181,6 +206,11 @@ class _Scores:
                 self._add(number, i, by_channel[:, gone].sum(1))
 
         return task
+
+
+def _array(values: Tensor) -> Array:
+    found: Array = namespace(values).to_numpy(values)
+    return found
 
 
 def _per_example(product: Tensor) -> Array:

@@ -46,7 +46,11 @@ from lilliput.search.task import Task, Trial
 from lilliput.search.timing import Clock, check_clock
 from lilliput.search.verdict import judge
 
-_SWEEP = 5  # looser budgets that are tried if the drop cannot be met
+_OPTIONS: dict[str, dict[str, Any]] = {  # of the quantizer
+    "torch": {"weights": "mse", "bias_correction": "quick"},
+    "keras": {"weights": "mse"},
+}
+_SWEEP = 5  # looser budgets that are tried when the drop cannot be kept
 
 
 class Search:
@@ -85,7 +89,8 @@ class Search:
         ``"none"``, or ``"auto"``: the first of them that works on the model. Keras models are not
         reconstructed.
     quantizer_options : dict, optional
-        Keyword arguments of the quantizer; ``{"weights": "mse"}`` by default.
+        Keyword arguments of the quantizer; ``{"weights": "mse"}`` by default, for torch models with
+        ``"bias_correction": "quick"``.
     trials : int
         The largest number of config lists to evaluate.
     networks : int
@@ -133,8 +138,8 @@ class Search:
         self.data = checked_batches(self.space, data)
         _check_bits(self.limits, self.space)
         self.evaluate, self.recover = evaluate, recover
-        options = {"weights": "mse"} if quantizer == "ptq" else {}
-        self.options = options if quantizer_options is None else dict(quantizer_options)
+        options = _OPTIONS[framework] if quantizer == "ptq" else {}
+        self.options = dict(options) if quantizer_options is None else dict(quantizer_options)
         self.trials, self.networks, self.seed = trials, networks, seed
         self.tables = None if tables is None else Path(tables)
 

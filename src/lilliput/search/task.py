@@ -22,9 +22,10 @@ from lilliput.search.solve import Array, Choice, Term, nearest_to, solve, total
 from lilliput.search.timing import Clock
 
 log = logging.getLogger("lilliput")
-_ROUNDING = 1e-6  # of a limit: tolerance for a measured number
-_MEASURED = 4  # networks that are measured per allowed trial, at most
-_ROUNDS = 8  # of solving, measuring, and solving again with corrected estimates
+_ROUNDING = 1e-6  # of a limit: what a measured number may exceed it by
+_MEASURED = 4  # networks that are measured for each trial that is allowed, at most
+_TIGHT = 0.01  # of a budget: no network is so small
+_ROUNDS = 8  # of solving, measuring, and solving again with what was learned
 
 
 class OutOfTimeError(LilliputError):
@@ -120,7 +121,9 @@ class Task:
         if held is None:
             self.check_time()
             log.info("computing the sensitivity of %d decisions", len(self.space.decisions))
-            held = [x.tolist() for x in find_scores(self.space, self.maker.data)]
+            corrected = bool(self.maker.options.get("bias_correction"))
+            found = find_scores(self.space, self.maker.data, keeps_means=corrected)
+            held = [x.tolist() for x in found]
             self.journal.note("scores", held)
         return [np.asarray(x, float) for x in held]
 
@@ -217,9 +220,30 @@ class Task:
             if self.keeps(costs, looser):
                 return self.trial(choice)
             self.learn(choice, costs)
-        # Estimates may also be too high: the smallest network decides whether it is possible.
-        near = nearest_to(self.scores, self.costs, self.bounds)
-        return self.trial(near) if self.keeps(self.measure(near), looser) else None
+        return self._solve_from_smallest(looser)
+
+    def _solve_from_smallest(self, looser: float) -> Trial | None:
+        """Solve with estimates as the smallest network corrects them: others may be too high.
+
+        Whether a budget can be met is decided by measurements, never by estimates alone.
+        """
+        for small in self._smallest():
+            costs = self.measure(small)
+            if self.keeps(costs, looser):
+                self.shift = {}
+                self.learn(small, costs)
+                choice = self.solve(looser)
+                if choice is not None and self.keeps(self.measure(choice), looser):
+                    return self.trial(choice)
+                return self.trial(small)
+        return None
+
+    def _smallest(self) -> list[Choice]:
+        """Return the choice with the smallest estimates in terms of the budgets, and the most aggressive."""
+        tight = {name: _TIGHT * bound for name, bound in self.bounds.items()}
+        near = nearest_to(self.scores, self.costs, tight)
+        strongest = tuple(n - 1 for n in self.space.sizes)
+        return list(dict.fromkeys([near, strongest]))
 
     def learn(self, choice: Choice, costs: Mapping[str, float]) -> None:
         """Correct the estimates with the measured costs of a choice."""
@@ -341,9 +365,10 @@ class Task:
 
     def refuse(self) -> AlgorithmError:
         """Return an error that names the budget that cannot be met and what is achievable."""
-        near = nearest_to(self.scores, self.costs, self.bounds)
+        rows = [self.compared(self.measure(small)) for small in self._smallest()]
+        near = min(rows, key=lambda row: max(value / bound for _, value, bound in row))
         lines = []
-        for name, value, bound in self.compared(self.measure(near)):
+        for name, value, bound in near:
             mark = "" if value <= bound else "  ← over"
             lines.append(f"{self.limits[name]}: {self.shown(name, value)} is achievable{mark}")
         return AlgorithmError(

@@ -14,7 +14,7 @@ from lilliput.measure.timing import figures_of, how_to_measure_model, time_calls
 from lilliput.speedup.result import SpeedupResult
 
 _RUNS, _SECONDS = 20, 0.05  # of timing a model for the receipt, at most,
-_FEWEST = 2  # but as many as make two readings: a call that takes long is one of its own
+_FEWEST = 4  # calls, which make two readings
 
 
 def speedup(

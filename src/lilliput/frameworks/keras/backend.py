@@ -350,13 +350,22 @@ class KerasBackend(Backend):
         """Return a loss whose derivatives measure KL divergences; see :mod:`effects`."""
         return effects.sampled_loss(outputs, seed)
 
-    def watch_effects(self, layer: LayerInfo, task: Callable[..., None]) -> list[Any]:
-        """Observe every layer that owns the weight."""
+    def watch_effects(
+        self, layer: LayerInfo, task: Callable[..., None], weight_only: bool = False
+    ) -> list[Any]:
+        """Watch every layer that owns the weight."""
         return list(effects.watch_effects(layer, task))
 
-    def response(self, layer: LayerInfo, change: Tensor, inputs: Tensor) -> Tensor:
-        """Run the first layer that owns the weight with and without the change."""
-        return effects.response(layer, change, inputs)
+    def weight_effects(
+        self,
+        layer: LayerInfo,
+        changes: Sequence[Tensor],
+        inputs: Tensor,
+        gradient: Tensor,
+        keeps_means: bool = False,
+    ) -> list[Tensor]:
+        """Run the first layer that owns the weight with and without each change; no bias is corrected."""
+        return effects.weight_effects(layer, changes, inputs, gradient)
 
     def remember(self, model: Any) -> running.Snapshot:
         """Return copies of all variables; Keras has no modes."""

@@ -142,8 +142,13 @@ def _zeros(given: Tensor, output: Tensor) -> tuple[Any, Tensor]:
     return ops.zeros_like(given) if is_floating(given) else None, ops.zeros_like(output)
 
 
-def response(layer: LayerInfo, change: Tensor, inputs: Tensor) -> Tensor:
-    """Return the change of a layer's output when its weight changes, activation included."""
+def weight_effects(
+    layer: LayerInfo, changes: Sequence[Tensor], inputs: Tensor, gradient: Tensor
+) -> list[Tensor]:
+    """Return, for each change of a weight, by how much it moves the loss of each example.
+
+    Layers are run with and without a change, activation included.
+    """
     variable = raw(layer.module, str(layer.weight_name))
     weight = ops.stop_gradient(tensor_of(variable))
 
@@ -152,7 +157,10 @@ def response(layer: LayerInfo, change: Tensor, inputs: Tensor) -> Tensor:
             return layer.module(inputs)
 
     with no_grad():
-        return returned(weight + change) - returned(weight)
+        before = returned(weight)
+        moved = [gradient * (returned(weight + change) - before) for change in changes]
+        rows = [ops.reshape(ops.cast(x, "float32"), (x.shape[0], -1)) for x in moved]
+        return [ops.sum(x, axis=1) for x in rows]
 
 
 def sampled_loss(outputs: Any, seed: int) -> Tensor | None:

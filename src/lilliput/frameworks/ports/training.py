@@ -128,13 +128,29 @@ class Running(ABC):
         """Return the loss of classes sampled from a model's own predictions; None if it has no classes."""
         raise NotImplementedError(f"{self.name} does not expose gradients of activations.")
 
-    def watch_effects(self, layer: LayerInfo, task: Callable[..., None]) -> list[Any]:
-        """Call ``task(input, its gradient through this layer alone, output, its gradient)`` in backward."""
-        raise NotImplementedError(f"{self.name} does not expose gradients of activations.")
+    def watch_effects(
+        self, layer: LayerInfo, task: Callable[..., None], weight_only: bool = False
+    ) -> list[Any]:
+        """Call ``task(input, its gradient through this layer alone, output, its gradient)`` in backward.
 
-    def response(self, layer: LayerInfo, change: Any, inputs: Any) -> Any:
-        """Return how much a layer's output changes when its weight is changed by ``change``."""
-        raise NotImplementedError(f"{self.name} cannot run a layer with another weight.")
+        For a task about the weight alone, the second and the third may be None.
+        """
+        raise NotImplementedError(f"{self.name} shows no gradients of activations.")
+
+    def weight_effects(
+        self,
+        layer: LayerInfo,
+        changes: Sequence[Any],
+        inputs: Any,
+        gradient: Any,
+        keeps_means: bool = False,
+    ) -> list[Any]:
+        """Return by how much each change of a weight moves the loss of each example.
+
+        Given are what the layer has read and the gradient of what it has returned. The mean of each
+        channel may be kept, as a corrected bias keeps it.
+        """
+        raise NotImplementedError(f"{self.name} runs no layer with another weight.")
 
     def is_activated(self, layer: LayerInfo) -> bool:
         """Whether a layer applies an activation function of its own to its output."""

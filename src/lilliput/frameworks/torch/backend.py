@@ -298,23 +298,33 @@ class TorchBackend(Backend):
         """Return a loss whose derivatives measure KL divergences; see :mod:`effects`."""
         return effects.sampled_loss(outputs, seed)
 
-    def watch_effects(self, layer: LayerInfo, task: Callable[..., None]) -> list[Any]:
-        """Observe every module that owns the weight."""
+    def watch_effects(
+        self, layer: LayerInfo, task: Callable[..., None], weight_only: bool = False
+    ) -> list[Any]:
+        """Watch every module that owns the weight."""
         is_shared = len(layer.owners) > 1
         return [
             x
             for owner in layer.owners
-            for x in effects.watch_effects(owner.module, task, is_shared)
+            for x in effects.watch_effects(owner.module, task, is_shared, weight_only)
         ]
 
-    def response(self, layer: LayerInfo, change: Tensor, inputs: Tensor) -> Tensor:
-        """Run a module that owns the weight, which is linear, with the change alone.
+    def weight_effects(
+        self,
+        layer: LayerInfo,
+        changes: Sequence[Tensor],
+        inputs: Tensor,
+        gradient: Tensor,
+        keeps_means: bool = False,
+    ) -> list[Tensor]:
+        """Run a module that owns the weight, which is linear, with the changes alone.
 
         If an embedding and a linear layer share it, the one that accepts such inputs.
         """
         takes = (x for x in layer.owners if _reads_tokens(x.module) != inputs.is_floating_point())
         owner = next(takes, layer.owners[0])
-        return effects.response(owner.module, owner.weight_name or "", change, inputs)
+        name = owner.weight_name or ""
+        return effects.weight_effects(owner.module, name, changes, inputs, gradient, keeps_means)
 
     def feeder(self, example_inputs: Any) -> Callable[..., Any]:
         """Return a function that calls a model with a batch; see :mod:`batches`."""

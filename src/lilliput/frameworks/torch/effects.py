@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,22 +11,26 @@ from torch import Tensor, nn
 
 from lilliput.frameworks.torch.features import are_shares
 
-_SMALLEST = 1e-12  # lower bound of a probability before its logarithm
+_SMALLEST = 1e-12  # probability whose logarithm is taken
+_MANY = 8  # positions of an example, from which on products are cheaper than responses
 
-# task(input, its gradient through this layer, output, its gradient); None if there is none.
-Task = Callable[[Tensor, Tensor | None, Tensor, Tensor], None]
+# task(input, gradient of it through this layer, output, gradient of it); None where there is none.
+Task = Callable[[Tensor, Tensor | None, Tensor | None, Tensor], None]
 
 
-def watch_effects(module: nn.Module, task: Task, is_shared: bool = False) -> list[Any]:
+def watch_effects(
+    module: nn.Module, task: Task, is_shared: bool = False, weight_only: bool = False
+) -> list[Any]:
     """Call a task in each backward for each call of a module; return removable handles.
 
-    The input is passed as a separate tensor, so that its gradient is that of this module alone,
-    whatever else reads the tensor. The module's parameters require no gradient while it is observed, which
-    saves a third of the backward; parameters shared with another module are not changed.
+    The input is handed on as a tensor of its own, so that its gradient is what this module alone passes
+    back, whoever else reads the tensor. Its parameters need no gradient as long as it is watched, which
+    saves a third of the backward; those that are shared with another module stay as they are. For a task
+    about the weight alone, the input's gradient and the output are None: each would be a copy.
     """
     handles: list[Any] = [
-        module.register_forward_pre_hook(_own_input),
-        module.register_forward_hook(_Watch(task)),
+        module.register_forward_pre_hook(_first_input if weight_only else _own_input),
+        module.register_forward_hook(_WatchWeight(task) if weight_only else _Watch(task)),
     ]
     if not is_shared:
         frozen = _Frozen()
@@ -62,6 +66,32 @@ def _own_input(module: nn.Module, args: tuple[Any, ...]) -> Any:
     return (first.detach().clone().requires_grad_() if is_new else first * 1, *args[1:])
 
 
+def _first_input(module: nn.Module, args: tuple[Any, ...]) -> Any:
+    """Make the way back begin here, if no parameter before needs a gradient."""
+    first = args[0] if args else None
+    if not torch.is_grad_enabled() or not isinstance(first, Tensor):
+        return None
+    if not first.is_floating_point() or first.requires_grad:
+        return None
+    return (first.detach().clone().requires_grad_(), *args[1:])
+
+
+class _WatchWeight:
+    """The forward hook of one module whose input and output's gradient are looked at."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not (args and isinstance(args[0], Tensor) and isinstance(output, Tensor)):
+            return
+        if output.requires_grad:
+            read = args[0].detach().clone()  # before a later module works in place
+            output.register_hook(  # type: ignore[no-untyped-call]
+                lambda gradient: self.task(read, None, None, gradient.detach())
+            )
+
+
 class _Watch:
     """The forward hook of one module."""
 
@@ -91,6 +121,64 @@ class _Watch:
         output.register_hook(on_output)  # type: ignore[no-untyped-call]
         if has_gradient:
             args[0].register_hook(on_input)  # type: ignore[no-untyped-call]
+
+
+@torch.no_grad()
+def weight_effects(
+    module: nn.Module,
+    weight_name: str,
+    changes: Sequence[Tensor],
+    inputs: Tensor,
+    gradient: Tensor,
+    keeps_means: bool = False,
+) -> list[Tensor]:
+    """Return, for each change of a weight, by how much it moves the loss of each example.
+
+    Where the weight multiplies each position by itself, one product of inputs and gradients is enough for
+    all changes; else each needs a run of the module. The mean of each channel may be kept, as a corrected
+    bias keeps it.
+    """
+    found = _by_position(module, inputs, gradient)
+    if found is None:
+        moved = (response(module, weight_name, change, inputs) for change in changes)
+        axis = -1 if isinstance(module, nn.Linear) else 1
+        kept = (_without_mean(x, axis) if keeps_means else x for x in moved)
+        return [_dots(gradient, x) for x in kept]
+    read, returned = (x.float() for x in found)
+    read = _without_mean(read, -1) if keeps_means else read
+    rows = (returned.mT @ read).flatten(1)
+    return [rows @ change.float().flatten() for change in changes]
+
+
+def _without_mean(values: Tensor, axis: int) -> Tensor:
+    """Return values less the mean of each channel over all others."""
+    others = [i for i in range(values.dim()) if i != axis % values.dim()]
+    return values - values.mean(others, keepdim=True)
+
+
+def _dots(one: Tensor, two: Tensor) -> Tensor:
+    """Return the dot product of each example."""
+    rows = (x.float().reshape(len(x), 1, -1) for x in (one, two))
+    return (next(rows) @ next(rows).mT).reshape(-1)
+
+
+def _by_position(
+    module: nn.Module, inputs: Tensor, gradient: Tensor
+) -> tuple[Tensor, Tensor] | None:
+    """Return inputs and gradients as (example, position, channel), None if positions are mixed or few."""
+    if isinstance(module, nn.Linear) and inputs.dim() > 1:
+        pair = (x.reshape(len(x), -1, x.shape[-1]) for x in (inputs, gradient))
+    elif (
+        isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+        and module.groups == 1
+        and set(module.kernel_size) == set(module.stride) == {1}
+        and inputs.shape[2:] == gradient.shape[2:]  # no padding
+    ):
+        pair = (x.flatten(2).mT for x in (inputs, gradient))
+    else:
+        return None
+    read, returned = pair
+    return (read, returned) if read.shape[1] >= _MANY else None
 
 
 @torch.no_grad()

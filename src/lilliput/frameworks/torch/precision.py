@@ -20,7 +20,7 @@ _SMALL = 250_000  # or no more than these
 
 
 class MixedPrecisionError(Exception):
-    """A part of the model did not compute in the precision that was asked for."""
+    """A part of the model did not compute in double precision."""
 
 
 def keep(name: str, tensor: Tensor, first: int = 0) -> Tensor:
@@ -28,8 +28,8 @@ def keep(name: str, tensor: Tensor, first: int = 0) -> Tensor:
     return tensor
 
 
-def load_in_parts(model: nn.Module, load: Load, dtype: Callable[[], torch.dtype]) -> nn.Module:
-    """Let each module of a model have its tensors in a precision while it runs; return it.
+def load_in_parts(model: nn.Module, load: Load) -> nn.Module:
+    """Let each module of a model have its tensors in double precision while it runs; return it.
 
     Tensors are replaced during a call, so the model should be a copy; their memory may be
     shared, since it is never written to. If a module reads tensors of another one that is not
@@ -48,10 +48,10 @@ def load_in_parts(model: nn.Module, load: Load, dtype: Callable[[], torch.dtype]
                 inside = [(name, t) for name, t in inside if t is not large]
                 rows = max(1, limit // large.shape[1])
                 module.forward = functools.partial(
-                    _run_by_rows, module, names[id(large)], load, loaded, dtype, rows
+                    _run_by_rows, module, names[id(large)], load, loaded, rows
                 )
         own = [(names[id(t)], t) for _, t in inside if id(t) in names]
-        part = _Part(own, load, loaded, dtype)
+        part = _Part(own, load, loaded)
         if own:
             module.register_forward_pre_hook(part.enter, prepend=True)
         module.register_forward_hook(part.leave, always_call=True)
@@ -69,7 +69,6 @@ def _run_by_rows(
     name: str,
     load: Load,
     loaded: set[int],
-    dtype: Callable[[], torch.dtype],
     rows: int,
     input: Tensor,  # so called by those who pass it by its name
 ) -> Tensor:
@@ -77,7 +76,7 @@ def _run_by_rows(
     if id(module._parameters["weight"]) in loaded:  # as a part of a graph that calls it
         return nn.functional.linear(input, module.weight, module.bias)
     parts = [
-        nn.functional.linear(input, load(name, part.to(dtype(), copy=True), i * rows))
+        nn.functional.linear(input, load(name, part.to(torch.float64, copy=True), i * rows))
         for i, part in enumerate(torch.split(module.weight.detach(), rows))
     ]
     output = torch.cat(parts, -1)
@@ -87,14 +86,8 @@ def _run_by_rows(
 class _Part:
     """The tensors that a module loads when it is called."""
 
-    def __init__(
-        self,
-        tensors: list[tuple[str, Tensor]],
-        load: Load,
-        loaded: set[int],
-        dtype: Callable[[], torch.dtype],
-    ) -> None:
-        self.tensors, self.load, self.loaded, self.dtype = tensors, load, loaded, dtype
+    def __init__(self, tensors: list[tuple[str, Tensor]], load: Load, loaded: set[int]) -> None:
+        self.tensors, self.load, self.loaded = tensors, load, loaded
         self.before: list[list[tuple[Tensor, Tensor]]] = []
 
     def enter(self, module: nn.Module, args: Any) -> None:
@@ -103,14 +96,14 @@ class _Part:
         self.before.append([(t, t.data) for _, t in own])
         self.loaded |= {id(t) for _, t in own}
         for name, tensor in own:
-            tensor.data = self.load(name, tensor.data.to(self.dtype(), copy=True), 0)
+            tensor.data = self.load(name, tensor.data.to(torch.float64, copy=True), 0)
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         """Restore the previous tensors."""
         for tensor, before in self.before.pop() if self.before else ():
             tensor.data = before
             self.loaded.discard(id(tensor))
-        if any(x.is_floating_point() and x.dtype != self.dtype() for x in tensors_of(output)):
+        if any(x.is_floating_point() and x.dtype != torch.float64 for x in tensors_of(output)):
             raise MixedPrecisionError(type(module).__name__)
 
 

@@ -52,7 +52,7 @@ from lilliput.frameworks.torch.release import (
 )
 from lilliput.frameworks.torch.rewrite import Edit, find_cause, find_edits, has_casts
 from lilliput.frameworks.torch.track import Failure, describe, failing_module
-from lilliput.frameworks.torch.verify import Noise, Reference, Twin, make_references, run_with_noise
+from lilliput.frameworks.torch.verify import Noise, Twin, make_references
 from lilliput.frameworks.torch.widths import OF_CLASSIFIER, Stale, Widths, find_feature_info, show
 from lilliput.graph.collect import find_groups
 from lilliput.graph.cuts import balance, find_cuts, in_order
@@ -126,7 +126,6 @@ class _Work:
         self.outdated: Stale = {}
         self._parts: Parts = {}
         self._is_steady = False  # looked at when outputs differ
-        self._elsewhere_in_double: Reference | None = None  # made when outputs with noise differ
         check_copies(unwrapped(model), example_inputs)
         self.plain = plain_copy(model, share=not extend_masks)
         self.groups = find_known_groups(model, self.plain, example_inputs)
@@ -379,22 +378,11 @@ class _Work:
         return error
 
     def _error_elsewhere(self, plan: Plan, twin: Twin) -> float:
-        """Return the error with noise on the weights; in double precision if there may be one."""
-        reference = self.elsewhere
+        """Return the error with noise on the weights."""
         if twin.keeps_tables():
             twin = self._twin(plan)
-        twin.use(self.noise.add_cut, reference.dtype)
-        error = reference.error(twin.model)
-        if reference.dtype != torch.float32:
-            return error
-        if error <= reference.tolerance:
-            return 0.0
-        if self._elsewhere_in_double is None:
-            model = unwrapped(self.masked)
-            self._elsewhere_in_double = run_with_noise(model, self.reference, self.noise.add)
-        twin = self._twin(plan)
         twin.use(self.noise.add_cut)
-        return self._elsewhere_in_double.error(twin.model)
+        return self.elsewhere.error(twin.model)
 
     def _twin(self, plan: Plan) -> Twin:
         built = build(self.plain, plan, self.example_inputs, self._parts)

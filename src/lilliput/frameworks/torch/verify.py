@@ -41,7 +41,6 @@ class Reference:
     outputs: list[list[Tensor]]  # with torch's fused kernels, and without if it has some
     precision: Precision
     tolerance: float
-    dtype: torch.dtype = torch.float64
 
     def error(self, model: nn.Module) -> float:
         """Return the largest relative error of a model in eval mode; it may raise."""
@@ -104,9 +103,8 @@ class Twin:
     def __init__(self, model: nn.Module, precision: Precision) -> None:
         self.model, self.precision = model, precision
         self._load: Load = keep
-        self._dtype = torch.float64
         if precision == "parts":
-            load_in_parts(model, lambda *named: self._load(*named), lambda: self._dtype)
+            load_in_parts(model, lambda *named: self._load(*named))
             return
         for tensor in model.parameters():
             tensor.data = tensor.data.clone()
@@ -123,13 +121,10 @@ class Twin:
         for tensor in self.model.parameters():
             tensor.data = tensor.data.new_empty(0)
 
-    def use(self, load: Load, dtype: torch.dtype = torch.float64) -> None:
-        """Go over to other weights: what a function makes of each, in a precision."""
-        self._load, self._dtype = load, dtype
+    def use(self, load: Load) -> None:
+        """Switch to other weights: the result of a function of each."""
+        self._load = load
         if self.precision != "parts":
-            if self.precision == "double":
-                # Not to(dtype), which would make complex numbers real.
-                (self.model.float if dtype == torch.float32 else self.model.double)()
             for name, tensor in self.model.named_parameters():
                 tensor.data = load(name, tensor.data, 0)
             drop_caches(self.model)
@@ -231,73 +226,48 @@ def _has_fast_path(model: nn.Module) -> bool:
 def make_references(
     model: nn.Module, example_inputs: Any, has_casts: bool, noise: Load | None = None
 ) -> list[Reference]:
-    """Run the masked model, in double precision if it can, and again with noise if there is some.
-
-    What noise shows is not small, so single precision is enough to see that there is nothing;
-    :func:`run_with_noise` tells in double precision where it is not.
-    """
+    """Run the masked model, in double precision if it can, and again with noise if there is some."""
     given = as_inputs(example_inputs)
     precisions: tuple[Precision, ...] = ("double",) if has_tables(model) else ("parts", "double")
     for precision in precisions:
         try:
             tolerance = 1e-5 if has_casts else 1e-10
             own = _run(twin := _twin(model, precision), _as_double(given), precision, tolerance)
-            if noise is None:
-                return [own]
-            quick = Reference(given, [], precision, 1e-5, torch.float32)
-            like = quick if _is_single(model, given) else own
-            return [own, run_with_noise(model, like, noise, twin)]
+            return [own] if noise is None else [own, _run_with_noise(model, own, noise, twin)]
         except UnsupportedModelError:
             raise
         except Exception as error:
             log.debug("speedup: %s precision: %s", precision, error)
     own = _run(twin := _twin(model, "own"), given, "own", 1e-5)  # which it insists on
-    return [own] if noise is None else [own, run_with_noise(model, own, noise, twin)]
+    return [own] if noise is None else [own, _run_with_noise(model, own, noise, twin)]
 
 
 def _twin(model: nn.Module, precision: Precision) -> Twin:
     return Twin(shared_copy(model).eval(), precision)
 
 
-def run_with_noise(
-    model: nn.Module, like: Reference, noise: Load, twin: Twin | None = None
-) -> Reference:
-    """Run the masked model on varied inputs, with noise on its weights, as another reference was run.
-
-    ``twin`` is a copy that has run, if there is one.
-    """
-    if twin is None or twin.keeps_tables():
-        twin = _twin(model, like.precision)
-    twin.use(noise, like.dtype)
+def _run_with_noise(model: nn.Module, own: Reference, noise: Load, twin: Twin) -> Reference:
+    """Run the masked model, of which ``twin`` is a copy, with noise on its weights and varied inputs."""
+    if twin.keeps_tables():
+        twin = _twin(model, own.precision)
+    twin.use(noise)
     try:
-        return _run_varied(twin, like)
+        return _run_varied(twin, own)
     finally:
         twin.free()
 
 
-def _run_varied(twin: Twin, like: Reference) -> Reference:
+def _run_varied(twin: Twin, own: Reference) -> Reference:
     try:
-        found = _run(twin, _varied(like.inputs), like.precision, like.tolerance, like.dtype)
+        found = _run(twin, _varied(own.inputs), own.precision, own.tolerance)
         if all(x.isfinite().all() for answer in found.outputs for x in answer):
             return found
     except Exception as error:
         log.debug("speedup: on other inputs: %s", error)
-    return _run(twin, like.inputs, like.precision, like.tolerance, like.dtype)
+    return _run(twin, own.inputs, own.precision, own.tolerance)
 
 
-def _is_single(model: nn.Module, inputs: Inputs) -> bool:
-    """Whether all numbers that a model computes with are in single precision."""
-    tensors = [*model.parameters(), *model.buffers(), *tensors_of(inputs)]
-    return all(x.dtype == torch.float32 for x in tensors if x.is_floating_point())
-
-
-def _run(
-    twin: Twin,
-    inputs: Inputs,
-    precision: Precision,
-    tolerance: float,
-    dtype: torch.dtype = torch.float64,
-) -> Reference:
+def _run(twin: Twin, inputs: Inputs, precision: Precision, tolerance: float) -> Reference:
     model = twin.model
     answers = _answers(model, inputs, 2 if _has_fast_path(model) else 1)
     if not any(x.is_floating_point() and x.isfinite().any() for x in answers[0]):
@@ -305,7 +275,7 @@ def _run(
             f"{type(model).__name__} returns no finite number for the example inputs, so nothing can be "
             "checked; pass realistic inputs."
         )
-    return Reference(inputs, answers, precision, tolerance, dtype)
+    return Reference(inputs, answers, precision, tolerance)
 
 
 def _batch(x: Any, size: int) -> Any:

@@ -110,7 +110,7 @@ def zero_(tensor: Any, mask: Tensor) -> None:
     """
     for part, kept in in_blocks(*_local(tensor, mask)):
         if part.device.type == "cpu" and part.dtype in _MULTIPLIED:
-            part.mul_(kept.to(part.dtype)).add_(0.0)  # zero where it was minus zero
+            part.mul_((kept != 0).to(part.dtype)).add_(0.0)  # zero where it was minus zero
             if math.isfinite(float(part.sum())):
                 continue
         part.masked_fill_(kept == 0, 0)
@@ -118,7 +118,7 @@ def zero_(tensor: Any, mask: Tensor) -> None:
 
 def is_zero_at(tensor: Tensor, mask: Tensor) -> bool:
     """Whether a tensor is zero already wherever a mask prunes."""
-    return all(torch.equal(part * kept, part) for part, kept in in_blocks(tensor, mask))
+    return all(torch.equal(part * (kept != 0), part) for part, kept in in_blocks(tensor, mask))
 
 
 def in_blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:

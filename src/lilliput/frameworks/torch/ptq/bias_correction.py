@@ -2,7 +2,9 @@
 
 Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019, with the
 means measured on data: ``b := b + mean(y) - mean(y_quantized)`` for each channel, one layer after
-the other, so that each sees the corrected layers before it.
+the other, so that each sees what the layers before it have become. That takes a run per layer. The quick way
+is one run for all: each batch is given the means that it has in float as it passes, which is the same where
+there is one batch.
 """
 
 from __future__ import annotations
@@ -25,17 +27,39 @@ class ChannelMean:
         self.axis = axis
         self.total: Any = 0.0
         self.count = 0
+        self.calls: list[Tensor] = []  # the mean of each call
 
     def see(self, batch: int, inputs: Tensor, output: Tensor) -> None:
-        """Add a batch."""
-        rows = output.detach().movedim(self.axis, -1).flatten(0, -2).double()
-        self.total = self.total + rows.sum(0)
-        self.count += rows.shape[0]
+        """Take a call into account."""
+        axis = self.axis % output.dim()
+        others = [i for i in range(output.dim()) if i != axis]
+        total = (
+            output.detach().sum(others, dtype=torch.float64) if others else output.detach().double()
+        )
+        count = output.numel() // output.shape[axis]
+        self.total = self.total + total
+        self.count += count
+        self.calls.append(total / count)
 
     @property
     def value(self) -> Tensor:
         """The mean so far."""
         return self.total / self.count  # type: ignore[no-any-return]
+
+
+class CorrectedMean(ChannelMean):
+    """The mean of each channel of a layer whose calls are given the means that they have in float."""
+
+    def __init__(self, axis: int, wanted: ChannelMean) -> None:
+        super().__init__(axis)
+        self.wanted = wanted
+
+    def correct(self, batch: int, inputs: Tensor, output: Tensor) -> Tensor:
+        """Take a call into account, and return its output with the other mean."""
+        self.see(batch, inputs, output)
+        difference = self.wanted.calls[len(self.calls) - 1] - self.calls[-1]
+        moved = output.movedim(self.axis, -1) + difference.to(output.dtype)
+        return moved.movedim(-1, self.axis)
 
 
 @dataclass(frozen=True)

@@ -112,21 +112,25 @@ class Refinement:
             self._floats[layer.weight] = layer.weight.detach().clone()
             self.changes.write(layer.weight, rounded)
 
-    def correct_biases(self, progress: bool) -> None:
-        """Give the outputs of layers their mean in float."""
-        norms = {layer.wrapper.name: self.trace.norm_after(layer) for layer in self.layers}
-        skipped = []
-        for wrapper in track(self._shifted(), "correcting", progress):
+    def correct_biases(self, progress: bool, is_quick: bool = False) -> None:
+        """Give the outputs of layers the mean that they have in float."""
+        norms = {x.wrapper.name: self.trace.norm_after(x) for x in self.trace.called(self.wrappers)}
+        found, skipped = {}, []
+        for wrapper in self._shifted():
             bias = bias_correction.find_bias(wrapper, norms.get(wrapper.name), self.trace)
             if bias is None:
                 skipped.append(wrapper.name)
                 continue
-            mean = bias_correction.ChannelMean(wrapper.layer_info.channel_axis)
-            paths = wrapper.layer_info.owners[0].paths
-            is_called_once = self.trace.flow.only_call(paths) is not None
-            self._watch({wrapper.module: mean.see}, is_last=is_called_once)
-            difference = self.means[wrapper.name].value - mean.value
-            bias_correction.shift(bias, difference, self.changes)
+            axis, wanted = wrapper.layer_info.channel_axis, self.means[wrapper.name]
+            found[wrapper] = (bias, bias_correction.CorrectedMean(axis, wanted))
+        if is_quick and found:
+            self._watch({wrapper.module: mean.correct for wrapper, (_, mean) in found.items()})
+        for wrapper, (bias, mean) in track(found.items(), "correcting", progress):
+            if not is_quick:
+                paths = wrapper.layer_info.owners[0].paths
+                is_called_once = self.trace.flow.only_call(paths) is not None
+                self._watch({wrapper.module: mean.see}, is_last=is_called_once)
+            bias_correction.shift(bias, mean.wanted.value - mean.value, self.changes)
         if skipped:
             log.info("bias_correction: without a bias, and no batch norm after it: %s", skipped)
 

@@ -121,25 +121,28 @@ class Trace:
         return reader is not None and self.name_of(reader) == "relu"
 
     def plain_layers(self, wrappers: Sequence[Any]) -> list[PlainLayer]:
-        """Return the layers that compute only ``W x + b``, in the order of calls."""
-        found = [layer for wrapper in wrappers if (layer := self._plain_layer(wrapper))]
+        """Return the layers that compute ``W x + b`` and nothing else, in the order of calls."""
+        found = [x for x in self.called(wrappers) if self._is_plain(x)]
         order = {call.path: index for index, call in enumerate(self.flow.calls)}
         return sorted(found, key=lambda layer: order[layer.path])
 
-    def _plain_layer(self, wrapper: Any) -> PlainLayer | None:
+    def called(self, wrappers: Sequence[Any]) -> list[PlainLayer]:
+        """Return the layers that are called once, with one tensor, whatever they compute."""
+        return [layer for wrapper in wrappers if (layer := self._called(wrapper))]
+
+    def _called(self, wrapper: Any) -> PlainLayer | None:
         owners = wrapper.layer_info.owners
-        module: Any = owners[0].module
-        if len(owners) > 1 or not _computes_plainly(module):
-            return None
         call = self.flow.only_call(owners[0].paths)
-        if call is None or len(call.inputs) != 1 or len(call.outputs) != 1:
+        if len(owners) > 1 or call is None or len(call.inputs) != 1 or len(call.outputs) != 1:
             return None
-        weight, bias = (module._parameters.get(name) for name in ("weight", "bias"))
-        if weight is None or not all(
-            x is None or self.is_private(x, call.path) for x in (weight, bias)
-        ):
-            return None
-        return PlainLayer(wrapper, call.path, module, call)
+        return PlainLayer(wrapper, call.path, owners[0].module, call)
+
+    def _is_plain(self, layer: PlainLayer) -> bool:
+        """Whether a layer computes ``W x + b`` by parameters that no other reads."""
+        weight, bias = (layer.module._parameters.get(name) for name in ("weight", "bias"))
+        held = [x for x in (weight, bias) if x is not None]
+        is_own = all(self.is_private(x, layer.path) for x in held)
+        return weight is not None and is_own and _computes_plainly(layer.module)
 
 
 def record(model: nn.Module, run: Callable[[], Flow]) -> Trace:

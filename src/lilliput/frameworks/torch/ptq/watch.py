@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lilliput.frameworks.torch import statistics
 from lilliput.frameworks.torch.fastpath import calling_modules
 
-See = Callable[[int, Tensor, Tensor], None]
+See = Callable[[int, Tensor, Tensor], Tensor | None]
 
 
 class _Reached(Exception):
@@ -27,8 +27,8 @@ def watch(
 ) -> None:
     """Call ``see(batch, input, output)`` at each call of some modules, in eval mode.
 
-    The input is the one that the module uses, the output the one before it is quantized.
-    ``is_last``: the rest of the model need not run.
+    The input is what the module computes with, the output what it computes, before anybody quantizes
+    it; a tensor that is returned takes its place. ``is_last``: the rest of the model does not matter.
     """
     for index, batch in enumerate(batches):
         handles = [
@@ -43,10 +43,11 @@ def watch(
                 handle.remove()
 
 
-def _hook(see: See, batch: int, is_last: bool) -> Callable[..., None]:
-    def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        see(batch, next(iter((*args, *kwargs.values()))), output)
+def _hook(see: See, batch: int, is_last: bool) -> Callable[..., Tensor | None]:
+    def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Tensor | None:
+        other = see(batch, next(iter((*args, *kwargs.values()))), output)
         if is_last:
             raise _Reached
+        return other
 
     return hook
