@@ -12,7 +12,7 @@ from lilliput.errors import StateError
 class NotPlainError(StateError):
     """A value that is not a tensor, a number, a string, a list, a tuple or a dict; ``what`` names it."""
 
-    def __init__(self, message: str, what: str) -> None:
+    def __init__(self, message: str, what: str = "") -> None:  # pickle passes only the message
         super().__init__(message)
         self.what = what
 

@@ -8,7 +8,7 @@ import torch
 from lilliput.core.compressor import Compressor
 from lilliput.recipes.arguments import arguments_of
 from lilliput.registry import pruners, quantizers
-from lilliput.torch import L1NormPruner, RandomPruner
+from lilliput.torch import L1NormPruner, PTQQuantizer, RandomPruner, SlimPruner
 
 HEAD = ["model", "config_list", "optimizer"]
 
@@ -38,3 +38,17 @@ def test_what_is_passed_on_arrives_by_position_and_by_name():
 def test_what_the_constructor_sets_itself_is_not_shown():
     assert "options" not in inspect.signature(RandomPruner).parameters
     assert "options" in inspect.signature(L1NormPruner).parameters
+
+
+@pytest.mark.parametrize(
+    ("cls", "args", "others"),
+    [
+        (PTQQuantizer, (), {"quant_start_step": 3}),
+        (PTQQuantizer, (None, None, None, None, 3), {}),
+        (SlimPruner, (), {"masker_type": None}),
+        (RandomPruner, (), {"options": {}}),
+    ],
+)
+def test_what_is_not_in_the_signature_is_refused(cls, args, others):
+    with pytest.raises(TypeError):
+        cls(*args, **others)

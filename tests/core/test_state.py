@@ -2,6 +2,7 @@ import contextlib
 import errno
 import json
 import os
+import pickle
 import time
 from multiprocessing import get_context
 
@@ -12,7 +13,7 @@ from torch import nn
 from lilliput import CompressionState, store
 from lilliput.errors import StateError, WriteError
 from lilliput.files import STALE_SECONDS
-from lilliput.packing import pack
+from lilliput.packing import NotPlainError, pack
 from lilliput.torch import AGPPruner, LevelPruner, NaiveQuantizer, PTQQuantizer, QATQuantizer
 
 RULES = [{"op_types": ["Linear"], "final_sparsity": 0.8, "end_epoch": 4}]
@@ -567,3 +568,10 @@ def test_processes_that_save_to_one_folder_leave_one_whole_state(tmp_path):
         saver.join()
         assert saver.exitcode == 0
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_the_error_of_a_value_that_cannot_be_packed_passes_between_processes():
+    with pytest.raises(NotPlainError) as raised:
+        pack({1, 2}, "held", {}, lambda x: False)
+    received = pickle.loads(pickle.dumps(raised.value))
+    assert (str(received), received.what) == (str(raised.value), "a set")

@@ -190,3 +190,21 @@ def test_the_receipt_of_a_cut_has_two_readings_of_both_models():
         assert len(side.readings) == 2
         assert side.runs == 4
         assert side.p50 >= 30
+
+
+def test_the_receipt_of_a_cut_times_no_first_call():
+    seen = []
+
+    class Cold(torch.nn.Sequential):
+        def forward(self, x):
+            if not any(x is self for x in seen):
+                seen.append(self)
+                time.sleep(0.3)
+            return super().forward(x)
+
+    model = Cold(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).eval()
+    x = torch.randn(2, 4)
+    L1NormPruner(model, [{"op_names": ["0"], "sparsity": 0.5}], example_inputs=x).compress()
+    receipt = speedup(model, x).receipt
+    for side in (receipt.before, receipt.after):
+        assert max(side.readings) < 100

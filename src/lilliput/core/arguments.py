@@ -1,14 +1,16 @@
 """Constructors that declare only their own arguments, and pass the others on to a base class.
 
 ``*args`` and ``**kwargs`` hide what may be passed. A ``TypedDict`` tells type checkers and editors the
-names, and :func:`passes_on` tells ``help()``, recipes and everything else that reads signatures.
+names, and :func:`passes_on` tells ``help()``, recipes and everything else that reads signatures. What is not
+in the signature is refused, even if the base class would take it.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar, cast
 
 Constructor = TypeVar("Constructor", bound=Callable[..., None])
 
@@ -22,7 +24,7 @@ class CompressorArguments(TypedDict, total=False):
 
 
 def passes_on(arguments: Any, to: type) -> Callable[[Constructor], Constructor]:
-    """Show the arguments that a constructor passes on in its signature.
+    """Show the arguments that a constructor passes on in its signature, and refuse others.
 
     Parameters
     ----------
@@ -51,7 +53,17 @@ def passes_on(arguments: Any, to: type) -> Callable[[Constructor], Constructor]:
         shown = [x for x in received if x.name in names and x.name not in own.parameters]
         # Sorting is stable: what is new comes before what is passed on, positional arguments first.
         parameters = sorted([*kept, *shown], key=lambda x: x.kind)
-        constructor.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-        return constructor
+        signature = own.replace(parameters=parameters)
+
+        @functools.wraps(constructor)
+        def checked(self: Any, *args: Any, **kwargs: Any) -> None:
+            if (
+                type(self).__init__ is checked
+            ):  # subclasses may set more of the base class themselves
+                signature.bind(self, *args, **kwargs)
+            constructor(self, *args, **kwargs)
+
+        checked.__signature__ = signature  # type: ignore[attr-defined]
+        return cast("Constructor", checked)
 
     return show

@@ -112,7 +112,7 @@ def _known(receipt: Receipt) -> Callable[[], Receipt]:
 def _receipt_now(made: Shrunk) -> Receipt:
     """Take the receipt; say what it means if a model that was just checked does not run."""
     try:
-        return _receipt_of(made, is_warm=True)
+        return _receipt_of(made)
     except LilliputError:
         raise
     except Exception as error:
@@ -123,19 +123,14 @@ def _receipt_now(made: Shrunk) -> Receipt:
         ) from error
 
 
-def _receipt_of(made: Shrunk, is_warm: bool = False) -> Receipt:
-    """Time the model before and after, for a moment, and put that beside the counts.
-
-    The model before is warm if it has run already, to be recorded.
-    """
+def _receipt_of(made: Shrunk) -> Receipt:
+    """Time the model before and after, for a moment, and put that beside the counts."""
     how = how_to_measure_model(made.before)
     models = (made.before, how.untouched(made.model))
     inputs = how.fresh(made.inputs)
     batch = how.batch(made.before, inputs)
     calls = [how.caller(model, inputs) for model in models]
-    for call in calls[1:] if is_warm else calls:
-        call()
-    times = time_calls(calls, _RUNS, _SECONDS, warm_up=0, fewest=_FEWEST)
+    times = time_calls(calls, _RUNS, _SECONDS, warm_up=1, fewest=_FEWEST)
     before, after = (
         figures_of(
             name,

@@ -1,9 +1,14 @@
 """The masked and the cut model are compared in double precision, and with noise on their weights."""
 
+import copy
+import types
+
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
+from lilliput.errors import UnsupportedModelError
 from lilliput.frameworks.torch import build, shrink
 from lilliput.frameworks.torch.cutting import clear_, cut_all
 from lilliput.frameworks.torch.precision import keep, load_in_parts
@@ -136,3 +141,174 @@ def test_widths_are_checked_along_with_the_cut(monkeypatch):
     assert result.remembered == {"num_features": (8, 4)}
     assert model.num_features == 4
     assert len(tried) == 1
+
+
+class Wide(nn.Module):
+    """Has a layer that is too large to be loaded as a whole."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.head = nn.Linear(512, 1024), nn.Linear(1024, 4)
+
+    def forward(self, x):
+        return self.head(self.a(x).relu())
+
+
+def without_half(model):
+    """Return a model whose wide layer has as many zeros as can be cut, and inputs."""
+    with torch.no_grad():
+        model.a.weight[:512] = model.a.bias[:512] = 0
+        model.head.weight[:, :512] = 0
+    return model.eval(), torch.randn(2, model.a.in_features)
+
+
+def _doubled_when_cut(self, x):
+    scale = 1 if len(self.weight) == 1024 else 2
+    return nn.functional.linear(x, self.weight, self.bias) * scale
+
+
+def test_a_large_linear_with_a_forward_of_its_own_is_checked_with_it():
+    model, x = without_half(Wide())
+    model.a.forward = types.MethodType(_doubled_when_cut, model.a)
+    expected = model(x)
+    result = speedup(model, x)
+    assert len(result.model.a.weight) == 512
+    torch.testing.assert_close(result.model(x), expected)
+
+
+class ByName(Wide):
+    """Passes inputs by their names."""
+
+    def forward(self, x):
+        return self.head(self.a(input=x).relu())
+
+
+def test_a_large_linear_called_by_name_is_loaded_in_parts():
+    model, x = without_half(ByName())
+    assert make_references(model, x, has_casts=False)[0].precision == "parts"
+
+
+class Viewed(Wide):
+    """Has its width in its code."""
+
+    def forward(self, x):
+        return self.head(self.a(x).relu().view(-1, 1024))
+
+
+def test_noise_is_added_once_to_a_large_linear_in_a_traced_model():
+    model, x = without_half(Viewed())
+    expected = model(x)
+    result = speedup(torch.fx.symbolic_trace(model), x)
+    assert result.kind == "graph"
+    torch.testing.assert_close(result.model(x), expected)
+
+
+class Rotated(nn.Module):
+    """Has complex numbers, and reads tensors of modules that it does not call."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.head = nn.Linear(8, 32768), nn.Linear(32768, 8)
+        self.register_buffer("turns", torch.randn(5, dtype=torch.complex64))
+
+    def forward(self, x):
+        x = torch.fft.irfft(torch.fft.rfft(x) * self.turns, n=8)
+        x = nn.functional.linear(x, self.a.weight, self.a.bias).relu()
+        return nn.functional.linear(x, self.head.weight) + torch.view_as_real(self.turns).sum()
+
+
+def test_complex_numbers_stay_complex_with_noise():
+    model, x = without_half(Rotated())
+    plain, varied = make_references(model, x, has_casts=False, noise=Noise(model, ()).add)
+    assert (plain.precision, varied.precision) == ("double", "double")
+
+
+class Mixed(nn.Module):
+    """Insists on the precisions of its layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.head = nn.Linear(6, 8), nn.Linear(8, 6), nn.Linear(6, 3)
+        self.low = nn.Linear(6, 6).bfloat16()
+
+    def forward(self, x):
+        return self.head(self.b(self.a(x)) + self.low(x.bfloat16()).float())
+
+
+class Empty(nn.Module):
+    """Has a parameter without numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.none = nn.Linear(6, 8), nn.Linear(8, 3), nn.Parameter(torch.ones(0, 3))
+
+    def forward(self, x):
+        return torch.cat([self.b(self.a(x)), self.none])
+
+
+@pytest.mark.parametrize("kind", [Mixed, Empty])
+def test_noise_is_the_same_in_any_precision_and_in_parameters_of_any_size(kind):
+    model, x = kind().eval(), torch.randn(2, 6)
+    with torch.no_grad():
+        model.a.weight[:4] = model.a.bias[:4] = 0
+        model.b.weight[:, :4] = 0
+    expected = model(x)
+    speedup(model, x)
+    assert len(model.a.weight) == 4
+    torch.testing.assert_close(model(x), expected)
+
+
+class Folded(nn.Module):
+    """Has its width in its code and in an attribute, and a buffer that is not saved."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden = 8
+        self.a, self.b, self.head = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+        self.register_buffer("shift", torch.randn(3), persistent=False)
+
+    def forward(self, x):
+        return self.head(self.b(self.a(x).reshape(-1, 8)).reshape(-1, 8)) + self.shift
+
+
+def folded():
+    """Return the result of cutting such a model, layers of which keep different widths."""
+    model = Folded().eval()
+    with torch.no_grad():
+        model.a.weight[:4] = model.a.bias[:4] = 0
+        model.b.weight[:, :4] = 0
+        model.b.weight[:2] = model.b.bias[:2] = 0
+        model.head.weight[:, :2] = 0
+    result = speedup(model, torch.randn(2, 6))
+    assert result.kind == "graph"
+    return result
+
+
+def test_buffers_that_are_not_saved_are_not_saved_from_a_captured_model():
+    model = folded().model
+    assert "shift" in dict(model.named_buffers())
+    assert "shift" not in model.state_dict()
+    assert "shift" not in copy.deepcopy(model).state_dict()
+
+
+def test_no_note_names_widths_of_modules_that_a_captured_model_does_not_have():
+    assert not any("hidden" in note for note in folded().notes)
+
+
+class Same(nn.Linear):
+    """Is its own copy."""
+
+    def __deepcopy__(self, memo):
+        return self
+
+
+def test_weights_that_copies_share_with_the_model_are_left_alone():
+    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 4), Same(4, 4)).eval()
+    with torch.no_grad():
+        model[0].weight[:4] = model[0].bias[:4] = 0
+        model[1].weight[:, :4] = 0
+    x = torch.randn(2, 6)
+    expected = model(x)
+    with pytest.raises(UnsupportedModelError, match=r"the model's own 2\.weight, 2\.bias"):
+        speedup(model, x)
+    torch.testing.assert_close(model(x), expected)

@@ -170,7 +170,15 @@ def copy_model(model: nn.Module) -> nn.Module:
 
 def shared_copy(model: nn.Module) -> nn.Module:
     """Return a copy with parameters in the same memory: replace them, but do not write to them."""
-    return _copy(model, _shared_masks(model) | {id(p): _shared(p) for p in model.parameters()})
+    twin = _copy(model, _shared_masks(model) | {id(p): _shared(p) for p in model.parameters()})
+    own = {id(p) for p in model.parameters()}
+    kept = [name for name, p in twin.named_parameters() if id(p) in own]
+    if kept:
+        raise UnsupportedModelError(
+            f"a copy of {type(model).__name__} still holds the model's own {', '.join(kept[:4])}, so nothing "
+            "can be tried on it; remove the __deepcopy__ that returns the same module."
+        )
+    return twin
 
 
 def check_copies(model: nn.Module, example_inputs: Any) -> None:

@@ -55,7 +55,11 @@ class CapturedModule(fx.GraphModule):
     def __deepcopy__(self, memo: Any) -> Any:
         with quiet():  # torch copies classes that it deprecates
             twin: Any = super().__deepcopy__(memo)
-        twin.check_inputs(self.input_check)  # torch does not copy hooks
+        twin.check_inputs(self.input_check)  # torch does not copy hooks,
+        held = dict(self.named_modules())
+        for path, module in twin.named_modules():  # nor which buffers are not saved
+            unsaved = held[path]._non_persistent_buffers_set
+            module._non_persistent_buffers_set |= unsaved & module._buffers.keys()
         return twin
 
     def check_inputs(self, check: InputCheck) -> None:

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from lilliput.graph.cuts import Cut, by_tensor, in_turn
 
+_BLOCK = 131_072  # numbers
+
 
 def part_of(cut: Cut, tensor: Tensor) -> Tensor:
     """Return the part of a tensor that stays."""
@@ -66,12 +68,21 @@ def cut_all(tensor: Tensor, cuts: list[Cut]) -> Tensor:
     if not tensor.is_contiguous() and tensor.dim() in (4, 5):
         layout = torch.channels_last if tensor.dim() == 4 else torch.channels_last_3d
     first = sorted(cuts, key=lambda cut: cut.dim)
-    if [(cut.dim, cut.keep.ndim) for cut in first] == [(0, 1), (1, 1)]:  # at once: less in memory
+    if [(cut.dim, cut.keep.ndim) for cut in first] == [(0, 1), (1, 1)]:
         rows, columns = (_indices(cut, tensor) for cut in first)
-        return tensor[rows[:, None], columns].contiguous(memory_format=layout)
+        return _crossing(tensor, rows, columns).contiguous(memory_format=layout)
     for cut in in_turn(cuts):
         tensor = part_of(cut, tensor)
     return tensor.contiguous(memory_format=layout) if cuts else tensor.clone(memory_format=layout)
+
+
+def _crossing(tensor: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Return where rows and columns cross, with few of the whole rows in memory at a time."""
+    found = tensor.new_empty(len(rows), len(columns), *tensor.shape[2:])
+    step = max(1, _BLOCK // max(1, tensor.shape[1:].numel()))
+    for part, taken in zip(torch.split(found, step), torch.split(rows, step), strict=True):
+        part.copy_(tensor.index_select(0, taken).index_select(1, columns))
+    return found
 
 
 def named_tensors(module: nn.Module) -> dict[str, Any]:

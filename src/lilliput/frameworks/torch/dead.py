@@ -36,9 +36,9 @@ def _dead_indices(piece: Slice, tensor: Tensor) -> Flags:
         flags: Flags = parts.all(dim=3).all(dim=1).cpu().numpy()
         return flags
     size = values.shape[piece.dim]
-    blocks = values.reshape(values.shape[: piece.dim].numel(), size, -1)
-    if not blocks.numel():
+    if not values.numel():
         return np.ones(size, bool)
+    blocks = values.reshape(values.shape[: piece.dim].numel(), size, -1)
     # The largest and the smallest: several times faster than comparing every number with zero.
     high, low = (blocks.amax(0), blocks.amin(0)) if len(blocks) > 1 else (blocks[0], blocks[0])
     largest, smallest = high.amax(1), low.amin(1)

@@ -43,12 +43,12 @@ def load_in_parts(model: nn.Module, load: Load) -> nn.Module:
         inside = _tensors(module)
         if sum(t.numel() for _, t in inside) > limit and not isinstance(module, fx.GraphModule):
             inside = _tensors(module, recurse=False)
-            if unshadowed(type(module)) is nn.Linear and "weight" in module._parameters:
+            if _is_linear(module):
                 large: Any = module._parameters["weight"]
                 inside = [(name, t) for name, t in inside if t is not large]
                 rows = max(1, limit // large.shape[1])
                 module.forward = functools.partial(
-                    _run_by_rows, module, names[id(large)], load, rows
+                    _run_by_rows, module, names[id(large)], load, loaded, rows
                 )
         own = [(names[id(t)], t) for _, t in inside if id(t) in names]
         part = _Part(own, load, loaded)
@@ -58,10 +58,25 @@ def load_in_parts(model: nn.Module, load: Load) -> nn.Module:
     return model
 
 
-def _run_by_rows(module: Any, name: str, load: Load, rows: int, x: Tensor) -> Tensor:
+def _is_linear(module: nn.Module) -> bool:
+    """Whether a module computes what nn.Linear does; a forward of its own may be on the instance."""
+    is_plain = unshadowed(type(module)) is nn.Linear and "forward" not in vars(module)
+    return is_plain and "weight" in module._parameters
+
+
+def _run_by_rows(
+    module: Any,
+    name: str,
+    load: Load,
+    loaded: set[int],
+    rows: int,
+    input: Tensor,  # so called by those who pass it by its name
+) -> Tensor:
     """Do what nn.Linear does, with a part of its weight in memory at a time."""
+    if id(module._parameters["weight"]) in loaded:  # as a part of a graph that calls it
+        return nn.functional.linear(input, module.weight, module.bias)
     parts = [
-        nn.functional.linear(x, load(name, part.to(torch.float64, copy=True), i * rows))
+        nn.functional.linear(input, load(name, part.to(torch.float64, copy=True), i * rows))
         for i, part in enumerate(torch.split(module.weight.detach(), rows))
     ]
     output = torch.cat(parts, -1)

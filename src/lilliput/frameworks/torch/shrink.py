@@ -198,6 +198,7 @@ class _Work:
         left = choices(self.plain, attributes, remembered)
         if not left[0] and (found := self._try_with_widths(Plan(self.cuts, {}))):
             return found
+        self.outdated = {}
         while left:
             plan = Plan(self.cuts, left.pop(0))
             error = self._try(plan, failures)

@@ -143,8 +143,9 @@ class Noise:
         }
         self._spreads: dict[str, float] = {}
         table = torch.rand(_PERIOD, generator=torch.Generator().manual_seed(_SEED)) - 0.5
-        longest = max([p[0].numel() for p in self.parameters.values() if p.dim()], default=1)
+        longest = max([p.shape[1:].numel() for p in self.parameters.values()], default=1)
         self._table = table.repeat((_CHUNK + longest) // _PERIOD + 2)
+        self._tables: dict[tuple[torch.dtype, torch.device], Tensor] = {}
 
     def add(self, name: str, tensor: Tensor, first: int = 0) -> Tensor:
         """Add noise to rows of a weight of the masked model, zero where it is masked or cut."""
@@ -193,10 +194,11 @@ class Noise:
 
     def _noise(self, name: str, tensor: Tensor) -> tuple[Tensor, int, int, int]:
         """Return the noise, where that of a parameter starts, the length of a row, and rows per step."""
-        if (self._table.dtype, self._table.device) != (tensor.dtype, tensor.device):
-            self._table = self._table.to(tensor.device, tensor.dtype)
+        kind = (tensor.dtype, tensor.device)
+        if kind not in self._tables:
+            self._tables[kind] = self._table.to(tensor.device, tensor.dtype)
         width = max(1, self.parameters[name].shape[1:].numel())
-        return self._table, zlib.crc32(name.encode()), width, max(1, _CHUNK // width)
+        return self._tables[kind], zlib.crc32(name.encode()), width, max(1, _CHUNK // width)
 
     def _spread(self, name: str) -> float:
         """Return the scale of the noise of a parameter: a tenth of how far its numbers spread."""
