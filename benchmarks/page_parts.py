@@ -25,7 +25,9 @@ def machine(measured: Iterable[Record]) -> str:
     names = []
     for one in found:
         flags = [*map(str.upper, one["flags"]), *([] if "vnni" in one["flags"] else ["no VNNI"])]
-        names.append(f"{one['cpu']} ({', '.join(flags)}), {one['cores']} core{'s' * (one['cores'] > 1)}")
+        names.append(
+            f"{one['cpu']} ({', '.join(flags)}), {one['cores']} core{'s' * (one['cores'] > 1)}"
+        )
     dates = sorted({one["date"] for one in found})
     return f"{' and '.join(dict.fromkeys(names))}, {' and '.join(dates)}"
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from papers.datasets import load
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 BATCH = 128
@@ -98,12 +99,7 @@ def accuracy(model: nn.Module, part: tuple[Tensor, Tensor], batch: int = 250) ->
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
-    """Load a state dict: by names or, where other names were used, in order."""
-    found = torch.load(path)
-    own = model.state_dict()
-    if found.keys() != own.keys():
-        shapes = [[tuple(x.shape) for x in held.values()] for held in (found, own)]
-        if shapes[0] != shapes[1]:
-            raise SystemExit(f"{path} is not the state dict of this network.")
-        found = dict(zip(own, found.values(), strict=True))
+    """Load a state dict that was saved by torch, or a safetensors file of papers/harness.py."""
+    found = load_file(path) if path.suffix == ".safetensors" else torch.load(path)
+    found.pop("cpu_seconds", None)
     model.load_state_dict(found)
