@@ -68,7 +68,7 @@ def test_the_sparsities_of_an_analysis_are_numbers(wrong):
 def test_numbers_and_flags_of_all_kinds():
     assert checked_number("x", np.float64(2), "a number") == 2.0
     assert checked_flag("x", False) is False
-    for wrong in (True, None, "2", math.inf, np.bool_(True)):
+    for wrong in (10**400, True, None, "2", math.inf, np.bool_(True)):
         with pytest.raises(ConfigError, match="x: received .*, expected a number"):
             checked_number("x", wrong, "a number")
     for wrong in (0, 1, "yes", None):

@@ -24,9 +24,13 @@ def checked_number(
     lilliput.errors.ConfigError: scale: received '1', expected 0 or more.
     """
     is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or not fits(float(value)):
+    try:
+        number = float(value) if is_number else math.nan
+    except OverflowError:  # an integer of more than 308 digits
+        number = math.inf
+    if not math.isfinite(number) or not fits(number):
         raise ConfigError(f"{name}: received {value!r}, expected {expected}.")
-    return float(value)
+    return number
 
 
 def checked_flag(name: str, value: Any) -> bool:
