@@ -159,6 +159,27 @@ def quantizing(record: Record) -> Iterator[str]:
     yield from table(["", "", "CPU time from the PyTorch model", "outputs against float"], rows)
 
 
+@section("One network in every runtime", "targets.py", "targets")
+def targets(record: Record) -> Iterator[str]:
+    head = ["", "file", "", "speed", "same class as float", "same class as the simulation"]
+    rows = [
+        [
+            name,
+            f"{row['bytes'] / 1e6:.1f} MB",
+            f"÷ {row['smaller']:.1f}",
+            f"{row['faster']:.2f}×",
+            percent(row["same_class_as_float"]),
+            percent(row["same_class_as_simulation"]),
+        ]
+        for name, row in record["rows"].items()
+    ]
+    note = (
+        f"{record['network']} in 8 bits; size and speed are relative to the float file of the same runtime, "
+        "by CPU time of one thread. All layers run on integers in all of them."
+    )
+    yield from table(head, rows, note)
+
+
 @section("Which channels to remove, without training", "criteria.py", "criteria")
 def criteria(record: Record) -> Iterator[str]:
     states = ["masked", "recalibrated", "reconstructed"]
