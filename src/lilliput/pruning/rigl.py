@@ -198,15 +198,17 @@ class RigLPruner(Pruner):
         stop_at: float = 0.75,
         seed: int = 0,
     ) -> None:
-        counts = {"training_steps": training_steps, "update_every": update_every}
+        counts = {"update_every": update_every}
+        if training_steps is not None:  # without it, see _find_problems
+            counts["training_steps"] = training_steps
         for name, value in counts.items():
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ConfigError(f"{name}: received {value!r}, expected a number of steps from 1.")
         for name, share in {"drop_fraction": drop_fraction, "stop_at": stop_at}.items():
             checked_number(name, share, "a share in (0, 1]", lambda x: 0 < x <= 1)
         check_counts(0, seed=seed)
-        super().__init__(model, config_list, optimizer)
         self.training_steps = int(training_steps or 0)
+        super().__init__(model, config_list, optimizer)
         self.update_every, self.drop_fraction = update_every, drop_fraction
         self.stop_at, self.seed = stop_at, seed
         self.set_wrappers_attribute("is_drawn", False)
@@ -356,8 +358,12 @@ class RigLPruner(Pruner):
             self._backend.show_gradients(self._wrappers, False)
 
     def _find_problems(self, selection: Selection) -> list[Problem]:
-        """Return patterns that do not fit."""
-        return [*super()._find_problems(selection), *find_misfits(selection)]
+        """Return patterns that do not fit, and the number of steps if it is missing."""
+        problems = [*super()._find_problems(selection), *find_misfits(selection)]
+        if not self.training_steps:
+            text = "received None, expected the number of steps of the whole training."
+            problems.append(Problem("training_steps", text))
+        return problems
 
 
 def _unit_shape(wrapper: Any) -> tuple[int, ...]:

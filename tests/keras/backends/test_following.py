@@ -257,7 +257,7 @@ def test_a_callback_for_another_model_is_refused():
     outer.compile("sgd", "mse")
     pruner = LevelPruner(inner, [{"sparsity": 0.5}])
     pruner.compress()
-    with pytest.raises(StageError, match="'inner', fit trains 'outer'"):
+    with pytest.raises(StageError, match="'inner', but fit trains 'outer'"):
         outer.fit(X, Y, verbose=0, callbacks=[pruner.callback()])
 
 
