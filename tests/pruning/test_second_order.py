@@ -249,7 +249,9 @@ def test_a_batch_that_is_not_a_number_is_named_and_nothing_changes(bad):
     spoilt = x.clone()
     spoilt[1, 5, 2] = bad
     pruner = SecondOrderPruner(model, [{"sparsity": 0.5}])
-    with pytest.raises(AlgorithmError, match=r"calibrate\(\): batch 2: the inputs or target outputs of layer '0'"):
+    with pytest.raises(
+        AlgorithmError, match=r"calibrate\(\): batch 2: the inputs or target outputs of layer '0'"
+    ):
         pruner.calibrate(list(spoilt))
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     pruner.calibrate(list(x))

@@ -223,7 +223,10 @@ def test_a_batch_that_is_not_a_number_is_named_and_nothing_changes():
     before = copy.deepcopy(model.state_dict())
     far = x.clone()
     far[7] = 1e4
-    with pytest.raises(AlgorithmError, match=r"reconstruct\(\): batch 2: the inputs or target outputs of layer 'last'"):
+    with pytest.raises(
+        AlgorithmError,
+        match=r"reconstruct\(\): batch 2: the inputs or target outputs of layer 'last'",
+    ):
         reconstruct(model, [x, far], teacher, progress=False)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     reconstruct(model, [x], teacher, progress=False)
