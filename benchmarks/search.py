@@ -86,7 +86,7 @@ def bits(trials: int) -> dict[str, Any]:
     seconds = time.process_time() - start
     first = task.solve()
     size = len(task.space.decisions)
-    ways = {"8 bits": (0,) * size, "4 bits": (1,) * size}
+    ways = {"4 bits": (1,) * size, "8 bits": (0,) * size}
     ways |= {"Lilliput": best} | ({"Lilliput, scores alone": first} if first else {})
     ways["noise of each weight"] = by_noise(task)
     for tool, chosen in kept_choices().items():
