@@ -42,8 +42,8 @@ def search_bits(record: Record) -> Iterator[str]:
     )
     if len(shares) > 1:
         yield (
-            "Biases are corrected but for one row: recovered is told of what 4 bits lose without that, and "
-            "of what they lose with it."
+            "Biases are corrected in all rows but the first. Shares recovered are relative to the loss of 4 "
+            "bits without that correction and, in the last column, with it."
         )
 
 
