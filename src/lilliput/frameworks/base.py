@@ -7,7 +7,9 @@ from typing import ClassVar
 from lilliput.frameworks.ports.files import Processes, Storing
 from lilliput.frameworks.ports.graphs import Graphs, Quantizing
 from lilliput.frameworks.ports.layers import Layers, Masks
-from lilliput.frameworks.ports.training import Running, Teaching, Training
+from lilliput.frameworks.ports.running import Running
+from lilliput.frameworks.ports.teaching import Teaching
+from lilliput.frameworks.ports.training import Training
 
 
 class Backend(Layers, Masks, Training, Running, Teaching, Graphs, Quantizing, Processes, Storing):

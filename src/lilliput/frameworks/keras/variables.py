@@ -96,3 +96,8 @@ def forget_in_torch(model: Any) -> None:
         held = {variable.path for variable in layer.variables}
         for path in [p for p in listed if p.startswith(OURS) and p not in held]:
             listed.pop(path)
+
+
+def raw_weight(wrapper: Any) -> Any:
+    """Return the variable of a wrapper's weight."""
+    return raw(wrapper.module, str(wrapper.layer_info.weight_name))

@@ -16,6 +16,8 @@ from torch.nn.modules.module import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from lilliput.frameworks.torch.batches import call
+from lilliput.frameworks.torch.discover import unwrapped
 from lilliput.frameworks.torch.fastpath import calling_modules
 from lilliput.graph.flow import Flow, ModuleCall, Operation
 
@@ -66,6 +68,15 @@ def record_flow(model: nn.Module, run: Callable[[], Any]) -> Flow:
         for module, is_training in modes.items():
             module.training = is_training
     return Flow(tuple(recorder.operations), tuple(recorder.calls))
+
+
+def flow_of_batch(model: nn.Module, batch: Any, forward: Callable[..., Any] | None) -> Flow:
+    """Run the first rows of a batch in eval mode, or all of it if the model requires that."""
+    run = forward or call
+    try:
+        return record_flow(unwrapped(model), lambda: run(model, shorten(batch)))
+    except Exception:
+        return record_flow(unwrapped(model), lambda: run(model, batch))
 
 
 def shorten(batch: Any, rows: int = 2) -> Any:

@@ -15,6 +15,13 @@ from lilliput.frameworks.torch.fastpath import calling_modules
 from lilliput.frameworks.torch.weights import is_parametrized, is_sharded, local, raw, whole, zero_
 
 
+def processes() -> int:
+    """Return the size of the default process group."""
+    distributed = torch.distributed
+    is_one = not (distributed.is_available() and distributed.is_initialized())
+    return 1 if is_one else distributed.get_world_size()
+
+
 def sum_over_processes(tensor: Tensor) -> Tensor:
     """Return the sum of a tensor over the default process group, if there is one."""
     distributed = torch.distributed

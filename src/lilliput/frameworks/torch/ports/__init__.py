@@ -1,0 +1,1 @@
+"""The engine's protocols, implemented for torch."""
