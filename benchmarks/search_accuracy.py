@@ -11,6 +11,7 @@ installed). Removed is as little as it takes for half the latency in ONNX Runtim
 constraint, a share of the operations, which is lowered until the file is fast enough. Choices are made by
 validation images, which are not trained on; the test images are read once, at the end.
 
+With one dense network for all seeds, each way cuts it once, and seeds differ in the training that follows.
 Networks are kept in the data cache, so that a run that was stopped goes on. `time` measures all files again,
 in turns with the file of the dense network, and writes the result.
 """
@@ -46,6 +47,7 @@ TIMED = 50  # images at a time
 JUDGED = 2000  # validation images by which choices are made
 LAYERS = {"op_types": ["Conv2d"]}
 BITS = {"quant_bits": {"choose": [None, 8]}}
+Cut = tuple[nn.Module, list[Any]]  # a network before it trains on, and rules for a quantizer
 WAYS = ("control", "uniform", "search", "bits", "fastnas")
 
 
@@ -73,8 +75,11 @@ def choices(model: nn.Module) -> list[dict[str, Any]]:
 class Runs:
     """The networks of one seed, each trained once and kept."""
 
-    def __init__(self, data: Data, seed: int, options: argparse.Namespace) -> None:
+    def __init__(
+        self, data: Data, seed: int, options: argparse.Namespace, cut: dict[str, Cut]
+    ) -> None:
         self.data, self.seed, self.options = data, seed, options
+        self.cut = cut if options.dense and len(options.dense) == 1 else {}  # of this dense network
         self.build: Callable[[], nn.Sequential] = BUILD[options.data]
         name = f"seed{seed}-{options.epochs}+{options.tune_epochs}"
         self.folder = cache_folder() / f"search-{options.data}" / name
@@ -93,7 +98,7 @@ class Runs:
         self.write("dense", dense)
         record: dict[str, Any] = {"dense": {"accuracy": accuracy(dense, self.data.test)}}
         print(self.seed, "dense", record["dense"], flush=True)
-        makers: dict[str, Callable[[], tuple[nn.Module, list[Any]]]] = {
+        makers: dict[str, Callable[[], Cut]] = {
             "control": lambda: (copy.deepcopy(dense), []),
             "uniform": lambda: (self.uniform(dense), []),
             "search": lambda: self.searched(dense, choices(dense), "search"),
@@ -106,7 +111,10 @@ class Runs:
                 if title == "fastnas" and importlib.util.find_spec("modelopt") is None:
                     print("fastnas: left out, nvidia-modelopt is not installed.", flush=True)
                     continue
-                kept[title] = self.tuned(title, *makers[title]())
+                if title not in self.cut:
+                    self.cut[title] = makers[title]()
+                model, bits = self.cut[title]
+                kept[title] = self.tuned(title, copy.deepcopy(model), bits)
                 write_json(self.folder / "figures.json", kept)
             print(self.seed, title, kept[title], flush=True)
             record[title] = kept[title]
@@ -156,9 +164,7 @@ class Runs:
     def with_bits(self, dense: nn.Module) -> list[dict[str, Any]]:
         return [*({**x, **BITS} for x in choices(dense)), {"op_types": ["Linear"], **BITS}]
 
-    def searched(
-        self, dense: nn.Module, rules: list[Any], name: str
-    ) -> tuple[nn.Module, list[Any]]:
+    def searched(self, dense: nn.Module, rules: list[Any], name: str) -> Cut:
         """Return the network that the search has cut, and its rules for a quantizer."""
         search = Search(
             copy.deepcopy(dense),
@@ -241,9 +247,9 @@ def main() -> None:
     parser.add_argument("--images", type=int, help="train with so many, to try the script")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    data, records = Data(options.data, options.images), []
+    data, records, cut = Data(options.data, options.images), [], dict[str, Cut]()
     for seed in range(options.seeds):
-        runs = Runs(data, seed, options)
+        runs = Runs(data, seed, options, cut)
         record = runs.train_all()
         if options.part == "time":
             runs.timed(record)
