@@ -46,22 +46,30 @@ def attach(
 
 
 def small(
-    before: tuple[float, ...], bits: tuple[int, ...], *kept: float
+    before: tuple[float, ...],
+    bits: tuple[int, ...],
+    *kept: float,
+    prune: Callable[..., nn.Module] = han2015.prune,
+    build: Callable[[], nn.Module] | None = None,
 ) -> Callable[[Task], dict[str, Any]]:
-    """Return a row's function: round a network that was pruned in the training before, maybe prune more."""
+    """Return a row's function: round a network that was pruned in the training before, maybe prune more.
+
+    ``prune`` is that training, and ``build`` returns an untrained network of its sizes.
+    """
 
     def run(task: Task) -> dict[str, Any]:
-        pruned = han2015.prune(task.before(), *before)
+        pruned = prune(task.before(), *before)
         layers = han2015.KEPT[task.network]
         model, _ = task.retrain(lambda *both: attach(*both, layers, bits, kept or before), pruned)
-        plain = NETWORKS[task.network]()
-        floats = 4 * sum(tensor.numel() for tensor in plain.parameters())
+        whole = NETWORKS[task.network]()
+        plain = whole if build is None else build()
+        floats = 4 * sum(tensor.numel() for tensor in whole.parameters())
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "network"
             size = save(model, path, compact=True, bias_bits=BIAS_BITS)
             loaded = load(plain, path)
         figures = {"error": task.error(loaded), "bytes": size, "smaller": floats / size}
-        return figures | sparse_figures(loaded)
+        return figures | sparse_figures(loaded, of=whole)
 
     return run
 

@@ -9,7 +9,6 @@ the same shares are approached on AGP's schedule, while the dense network teache
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 from torch import nn, optim
@@ -63,7 +62,7 @@ def prune(task: Task, *kept: float) -> nn.Module:
         model: nn.Module = task.retrain(schedule(task, kept), student)[1].strip()
         return model
 
-    return task.kept("agp", [asdict(task.budget), kept], make)[0]
+    return task.kept("agp", [task.budget.settings(), kept], make)[0]
 
 
 def pruned(*kept: float) -> Callable[[Task], dict[str, Any]]:

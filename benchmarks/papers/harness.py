@@ -32,7 +32,7 @@ from torch.nn import functional as F
 from lilliput.torch import Distiller
 from papers.datasets import DataSet
 from papers.networks import NETWORKS, ONE_DENSE
-from papers.training import augmentation, new_optimizer, normalised, precision
+from papers.training import augmentation, new_optimizer, normalised, precision, shifted
 
 CONTROL = "control"  # among the names of rows
 TICKS = 4  # calls of a pruner's schedule in an epoch
@@ -51,11 +51,22 @@ class Budget:
     temperature: float = 4.0  # of the distillation from the dense network
     labels: float = 0.1  # what the loss on the labels counts beside it
     before: Budget | None = None  # of a training that comes between the two
+    shift: int = 0  # pixels by which images are moved, a batch at a time
 
     @property
     def ticks(self) -> int:
         """Steps of a schedule in the whole training after the dense one."""
         return self.epochs * TICKS
+
+    @property
+    def directions(self) -> int:
+        """In how many directions images are moved."""
+        return (2 * self.shift + 1) ** 2
+
+    def settings(self) -> Record:
+        """Return the fields as data; what was measured before images were moved has no ``shift``."""
+        found = {name: x for name, x in asdict(self).items() if name != "shift" or x}
+        return found | {"before": self.before.settings() if self.before else None}
 
 
 @dataclass(frozen=True)
@@ -90,19 +101,23 @@ class Row:
 
 
 class Answers(nn.Module):
-    """A teacher that answers each training image once: no image is augmented, so no answer changes."""
+    """A teacher that answers each training image once for each direction in which it is moved."""
 
     rows: Tensor  # of the images that the student has just seen
+    which = 0  # direction in which they were moved
 
-    def __init__(self, teacher: nn.Module, images: Tensor) -> None:
+    def __init__(self, teacher: nn.Module, images: Tensor, shift: int = 0) -> None:
         super().__init__()
         teacher.eval()
         with torch.no_grad():
-            self.logits = torch.cat([teacher(some) for some in images.split(1024)])
+            self.logits = [
+                torch.cat([teacher(shifted(some, shift, which)) for some in images.split(1024)])
+                for which in range((2 * shift + 1) ** 2)
+            ]
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the answers for a batch, which are those of ``rows``."""
-        return self.logits[self.rows]
+        return self.logits[self.which][self.rows]
 
 
 @dataclass(frozen=True)
@@ -128,16 +143,25 @@ class Task:
             self.train(model, self.optimizer(model, budget.dense_rate), budget.dense_epochs)
             return model
 
-        return self.kept("dense", [budget.dense_epochs, budget.dense_rate, budget.batch], make)[0]
+        settings = [budget.dense_epochs, budget.dense_rate, budget.batch]
+        settings += [budget.shift] if budget.shift else []
+        return self.kept("dense", settings, make)[0]
 
     def optimizer(self, model: nn.Module, rate: float) -> torch.optim.Optimizer:
         """Return the optimizer that this data set's networks are trained with."""
         return new_optimizer(model, self.data, rate)
 
     def kept(
-        self, what: str, settings: Any, make: Callable[[], nn.Module]
+        self,
+        what: str,
+        settings: Any,
+        make: Callable[[], nn.Module],
+        build: Callable[[], nn.Module] | None = None,
     ) -> tuple[nn.Module, float]:
-        """Return a network that is made once, then read from the cache, and the CPU seconds it took."""
+        """Return a network that is made once, then read from the cache, and the CPU seconds it took.
+
+        ``build`` returns an untrained network of its sizes, if they are not those of the task's.
+        """
         key = [what, self.network, self.data, self.seed, settings, len(self.train_set[1])]
         digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
         path = cache_folder() / "papers" / f"{what}-{self.network}-{self.seed}-{digest}.safetensors"
@@ -152,7 +176,7 @@ class Task:
             unfinished.replace(path)
         state = load_file(path)
         seconds = state.pop("cpu_seconds")
-        model = NETWORKS[self.network]()
+        model = (build or NETWORKS[self.network])()
         model.load_state_dict(state)
         return model, round(seconds.item(), 1)
 
@@ -171,6 +195,7 @@ class Task:
         steps = len(labels) // self.budget.batch
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * steps)
         forward_precision, augment = precision(model), augmentation(self.data)
+        which = 0
         model.train()
         for epoch in range(epochs):
             order = torch.randperm(len(labels), generator=generator)
@@ -180,9 +205,12 @@ class Task:
                 tick, is_old = divmod(step * TICKS, steps)
                 if on_tick is not None and is_old < TICKS:  # the first step of a tick
                     on_tick(epoch * TICKS + tick)
-                if isinstance(teacher, Answers):
-                    teacher.rows = rows
                 batch = images[rows] if augment is None else augment(images[rows])
+                if self.budget.shift:
+                    which = int(torch.randint(self.budget.directions, (1,)))
+                    batch = shifted(batch, self.budget.shift, which).contiguous()
+                if isinstance(teacher, Answers):
+                    teacher.rows, teacher.which = rows, which
                 optimizer.zero_grad()
                 with forward_precision:
                     error = loss(model(batch), labels[rows])
@@ -203,7 +231,9 @@ class Task:
         """
         of_labels, of_teacher = says or (self.budget.labels, 1.0)
         is_fixed = augmentation(self.data) is None
-        teacher = Answers(self.dense(), self.train_set[0]) if is_fixed else self.dense()
+        teacher: nn.Module = self.dense()
+        if is_fixed:
+            teacher = Answers(teacher, self.train_set[0], self.budget.shift)
         student = self.dense() if model is None else model
         optimizer = self.optimizer(student, self.budget.rate)
         rules = [{"temperature": self.budget.temperature}]
@@ -235,7 +265,7 @@ class Task:
             student = self.dense() if is_first else self.before().controlled()[0]
             return self.retrain(None, student)[0]
 
-        return self.kept("control", asdict(self.budget), make)
+        return self.kept("control", self.budget.settings(), make)
 
     def before(self) -> Task:
         """Return the task of the training that this one follows."""
@@ -310,7 +340,7 @@ class Paper:
     def run_seed(self, task: Task, record: Record, names: list[str]) -> Record:
         """Return the record with what is missing of a seed; keep it after each row."""
         seed = str(task.seed)
-        settings = {"network": self.network, "data": self.data, "budget": asdict(self.budget)}
+        settings = {"network": self.network, "data": self.data, "budget": self.budget.settings()}
         if record and record["settings"] != settings:
             raise SystemExit(
                 f"{self.path} was measured with {record['settings']}, and the script has {settings}. "

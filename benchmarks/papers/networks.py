@@ -12,12 +12,11 @@ def lenet_300_100() -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(100, 10))
 
 
-def lenet_5() -> nn.Sequential:
-    """Return LeNet-5 as Caffe has it, which the papers prune: 430,500 weights."""
-    features = (nn.Conv2d(1, 20, 5), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.MaxPool2d(2))
-    return nn.Sequential(
-        *features, nn.Flatten(), nn.Linear(800, 500), nn.ReLU(), nn.Linear(500, 10)
-    )
+def lenet_5(first: int = 20, second: int = 50, hidden: int = 500) -> nn.Sequential:
+    """Return LeNet-5 as Caffe has it, which the papers prune: 430,500 weights, or fewer channels."""
+    features = (nn.Conv2d(1, first, 5), nn.MaxPool2d(2), nn.Conv2d(first, second, 5))
+    head = (nn.Linear(16 * second, hidden), nn.ReLU(), nn.Linear(hidden, 10))
+    return nn.Sequential(*features, nn.MaxPool2d(2), nn.Flatten(), *head)
 
 
 def normed_mlp() -> nn.Sequential:

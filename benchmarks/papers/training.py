@@ -62,6 +62,14 @@ def shift_and_flip(images: Tensor) -> Tensor:
     return torch.where(is_mirrored, shifted.flip(3), shifted)
 
 
+def shifted(images: Tensor, by: int, which: int) -> Tensor:
+    """Return images all moved by up to ``by`` pixels, in one of the ``(2 by + 1)²`` directions."""
+    top, left = divmod(which, 2 * by + 1)
+    height, width = images.shape[-2:]
+    padded = F.pad(images, (by,) * 4, mode="replicate")
+    return padded[..., top : top + height, left : left + width]
+
+
 def normalised(images: np.ndarray, labels: np.ndarray, data: str) -> tuple[Tensor, Tensor]:
     """Return float images of about mean 0 and standard deviation 1, and labels."""
     mean, deviation = (torch.tensor(x)[:, None, None] for x in PIXELS.get(data, MNIST_PIXELS))
