@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,10 @@ class LiteRTSettings:
     dynamic_batch: bool
     check: bool
     min_sqnr: float
+
+    def for_float(self) -> LiteRTSettings:
+        """Return the settings of the float file that the file is compared with."""
+        return replace(self, io="float", check=False)
 
 
 def export_litert(
