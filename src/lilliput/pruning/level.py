@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lilliput.core.arguments import passes_on
+from lilliput.core.checks import checked_choice
 from lilliput.errors import ConfigError
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.pruning.criterion import CriterionArguments
@@ -72,8 +73,7 @@ class LevelPruner(OneShotPruner):
         balance_gran: Any = None,
         **others: Unpack[CriterionArguments],
     ) -> None:
-        if mode not in ("normal", "balance"):
-            raise ConfigError(f"mode: received {mode!r}, expected 'normal' or 'balance'.")
+        checked_choice("mode", mode, ("normal", "balance"))
         if mode == "balance":
             from lilliput.pruning.balance import balanced  # imported here: it needs NumPy
 

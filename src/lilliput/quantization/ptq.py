@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from lilliput.config.layer import QuantType as QuantType
 from lilliput.config.select import Selection
 from lilliput.core.arguments import passes_on
-from lilliput.core.checks import checked_flag, checked_number
+from lilliput.core.checks import checked_choice, checked_flag, checked_number
 from lilliput.errors import ConfigError, Problem, StageError, nearest
 from lilliput.ops.fakequant import by_scale, covering
 from lilliput.ops.namespace import Tensor, namespace
@@ -181,14 +181,12 @@ class PTQQuantizer(RangeQuantizer):
         is_bias_correction: bool | None = None,
         **others: Unpack[RangeArguments],
     ) -> None:
-        if weights not in ("minmax", "mse"):
-            raise ConfigError(f"weights: received {weights!r}, expected 'minmax' or 'mse'.")
-        self.weights = weights
+        self.weights = checked_choice("weights", weights, ("minmax", "mse"))
         self.equalize = checked_flag("equalize", equalize)
         self.smooth = _check_alpha(smooth)
         self.adaround = _check_adaround(adaround)
         asked = bias_correction if is_bias_correction is None else is_bias_correction
-        if asked != _QUICK and not isinstance(asked, bool):
+        if not isinstance(asked, bool) and not (isinstance(asked, str) and asked == _QUICK):
             raise ConfigError(
                 f"bias_correction: received {asked!r}, expected True, False or {_QUICK!r}."
             )
