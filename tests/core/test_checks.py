@@ -12,7 +12,7 @@ from lilliput.core.checks import checked_flag, checked_number
 from lilliput.core.compressor import Compressor
 from lilliput.errors import ConfigError, LilliputError
 from lilliput.registry import pruners, quantizers
-from lilliput.torch import SensitivityAnalysis, SlimPruner
+from lilliput.torch import Distiller, L1NormPruner, SensitivityAnalysis, SlimPruner
 
 # What the engine gives, what takes anything, and what others have to be given with.
 OURS = {"self", "model", "config_list", "optimizer", "example_inputs", "groups"}
@@ -72,6 +72,15 @@ def test_the_scale_of_slim_pruning_is_a_number():
         SlimPruner(model, [{"total_sparsity": 0.5}], scale="a")
     pruner = SlimPruner(model, [{"total_sparsity": 0.5}], scale=np.float32(0.5))
     assert pruner.masker.scale == 0.5
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_groups_and_teachers_are_refused_by_name(wrong):
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
+    with pytest.raises(ConfigError, match="groups: received"):
+        L1NormPruner(model, [{"op_names": ["0"], "sparsity": 0.5}], groups=wrong)
+    with pytest.raises(LilliputError, match="teacher: received"):
+        Distiller(model, teacher=wrong)
 
 
 @pytest.mark.parametrize("wrong", ["0.5", 0.5, [], ["a"], [math.nan], [0.5, 1.0]])

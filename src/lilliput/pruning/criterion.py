@@ -108,7 +108,7 @@ class CriterionPruner(Pruner):
     ) -> None:
         if masker_type is not None:
             self.masker_type = masker_type
-        self.example_inputs, self.given_groups = example_inputs, groups
+        self.example_inputs, self.given_groups = example_inputs, _checked_groups(groups)
         if self.masker_type.default_types is not None:
             self.default_types = self.masker_type.default_types  # type: ignore[misc]
         super().__init__(model, config_list, optimizer)
@@ -257,3 +257,16 @@ class CriterionPruner(Pruner):
         super()._leave_optimizer()
         if self._wrappers is not None and self.masker is not None:
             self.masker.stop()
+
+
+def _checked_groups(groups: Any) -> Any:
+    """Return the argument, or raise unless it is the channel groups of a model or None."""
+    if groups is None:
+        return None
+    from lilliput.graph.groups import ChannelGroups  # here: it needs NumPy
+
+    if not isinstance(groups, ChannelGroups):
+        raise ConfigError(
+            f"groups: received {type(groups).__name__}, expected the result of channel_groups()."
+        )
+    return groups
