@@ -40,6 +40,7 @@ from lilliput.frameworks.torch.discover import (
     unwrapped,
 )
 from lilliput.frameworks.torch.fastpath import pass_padded
+from lilliput.frameworks.torch.first_state import check_first_values
 from lilliput.frameworks.torch.grad import with_gradient
 from lilliput.frameworks.torch.learning import Learned
 from lilliput.frameworks.torch.noise import Noise
@@ -398,6 +399,13 @@ class TorchBackend(Backend):
         if not is_binary(mask):
             return "received values other than 0 and 1."
         return None
+
+    def check_regrowth(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> None:
+        """Raise if it is unknown what the optimizer remembers of a weight that is new to it."""
+        held = _held_by(optimizer)
+        for parameter, _ in _masked_parameters(wrappers):
+            if id(parameter) in held:
+                check_first_values(optimizer, parameter)
 
     @torch.no_grad()
     def apply_masks(self, wrappers: Sequence[ModuleWrapper], optimizer: Any = None) -> None:
