@@ -1,19 +1,19 @@
-"""Data and training of the networks of search_accuracy.py: bfloat16 where that is precise enough."""
+"""Data and training of the networks of search_accuracy.py, by the steps of papers/training.py."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from papers.datasets import load
+from papers.training import normalised, precision, scaled, shift_and_flip
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 BATCH = 128
-FRAME = {"cifar-10": 4, "fashion-mnist": 2}  # pixels by which training images are shifted
+SHIFTS = {"cifar-10": 4, "fashion-mnist": 2}  # pixels
 
 
 class Data:
@@ -28,23 +28,15 @@ class Data:
     """
 
     def __init__(self, name: str, images: int | None = None) -> None:
-        held = load(name)
-        self.frame, self.images = FRAME[name], torch.from_numpy(held.train[0])[:images]
-        self.labels = torch.from_numpy(held.train[1])[:images]
-        pixels = self.images[:5000].double() / 255
-        self.mean = pixels.mean((0, 2, 3)).float().view(1, -1, 1, 1)
-        self.deviation = pixels.std((0, 2, 3)).float().view(1, -1, 1, 1)
-        self.valid = self.prepared(held.valid)
-        few = None if images is None else images // 5
-        self.test = self.prepared((held.test[0][:few], held.test[1][:few]))
-        pad = (self.frame,) * 4
-        self.padded = F.pad(self.images, pad)  # black
-
-    def prepared(self, part: tuple[np.ndarray, np.ndarray]) -> tuple[Tensor, Tensor]:
-        return self.normalised(torch.from_numpy(part[0])), torch.from_numpy(part[1])
+        held, few = load(name), None if images is None else images // 5
+        self.name, self.shift = name, SHIFTS[name]
+        self.images, self.labels = (torch.from_numpy(x)[:images] for x in held.train)
+        self.valid = normalised(*held.valid, name)
+        self.test = normalised(held.test[0][:few], held.test[1][:few], name)
 
     def normalised(self, images: Tensor) -> Tensor:
-        return (images.float() / 255 - self.mean) / self.deviation
+        """Return images of bytes as floats."""
+        return scaled(images, self.name)
 
     @property
     def steps(self) -> int:
@@ -52,24 +44,17 @@ class Data:
 
     def batches(self, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield all images once, in random order."""
-        side = torch.arange(self.images.shape[-1])
         for chosen in torch.randperm(len(self.labels), generator=generator).split(BATCH):
-            if len(chosen) < BATCH:
-                return
-            top, left = torch.randint(2 * self.frame + 1, (2, BATCH, 1), generator=generator)
-            is_flipped = torch.rand(BATCH, 1, generator=generator) < 0.5
-            columns = left + torch.where(is_flipped, side.flip(0), side)
-            rows = (top + side)[:, :, None]
-            x = self.padded[chosen[:, None, None], :, rows, columns[:, None]]  # channels last
-            yield self.normalised(x.permute(0, 3, 1, 2)), self.labels[chosen]
+            if len(chosen) == BATCH:
+                x = self.normalised(self.images[chosen])
+                yield shift_and_flip(x, self.shift, generator), self.labels[chosen]
 
 
 def train(
     model: nn.Module, data: Data, epochs: int, rate: float, warm_up: float, seed: int
 ) -> None:
     """Train with SGD and a one-cycle schedule, in bfloat16 with weights in float."""
-    generator = torch.Generator().manual_seed(seed)
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    generator, forward_precision = torch.Generator().manual_seed(seed), precision(model)
     optimizer = torch.optim.SGD(
         model.parameters(), rate, momentum=0.9, nesterov=True, weight_decay=5e-4
     )
@@ -80,7 +65,7 @@ def train(
         model.train()
         for x, y in data.batches(generator):
             optimizer.zero_grad()
-            with torch.autocast("cpu", torch.bfloat16):
+            with forward_precision:
                 outputs = model(x)
             F.cross_entropy(outputs.float(), y).backward()
             optimizer.step()

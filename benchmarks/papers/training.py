@@ -1,4 +1,4 @@
-"""How the networks of the papers are trained: optimizer, precision, data augmentation.
+"""How the networks of the papers and of the search are trained: optimizer, precision, data augmentation.
 
 Convolutional networks are trained in bfloat16 with channels last, which takes less than half the CPU time on
 CPUs that have instructions for it. Masks, quantizers and optimizers still work on float32 weights, and every
@@ -47,23 +47,29 @@ def augmentation(data: str) -> Callable[[Tensor], Tensor] | None:
     return shift_and_flip if data == "cifar-10" else None
 
 
-def shift_and_flip(images: Tensor) -> Tensor:
-    """Shift every image by up to four pixels, and mirror half of them."""
+def shift_and_flip(
+    images: Tensor, shift: int = SHIFT, generator: torch.Generator | None = None
+) -> Tensor:
+    """Shift every image by up to some pixels, with reflected borders, and mirror half of them."""
     size = images.shape[-1]
-    padded = F.pad(images, (SHIFT,) * 4, mode="reflect")
-    corners = torch.randint(2 * SHIFT + 1, (len(images), 2)).tolist()
+    padded = F.pad(images, (shift,) * 4, mode="reflect")
+    corners = torch.randint(2 * shift + 1, (len(images), 2), generator=generator).tolist()
     shifted = torch.stack(
         [
             image[:, top : top + size, left : left + size]
             for image, (top, left) in zip(padded, corners, strict=True)
         ]
     )
-    is_mirrored = torch.rand(len(images), 1, 1, 1) < 0.5
+    is_mirrored = torch.rand(len(images), 1, 1, 1, generator=generator) < 0.5
     return torch.where(is_mirrored, shifted.flip(3), shifted)
 
 
 def normalised(images: np.ndarray, labels: np.ndarray, data: str) -> tuple[Tensor, Tensor]:
     """Return float images of about mean 0 and standard deviation 1, and labels."""
+    return scaled(torch.from_numpy(images), data), torch.from_numpy(labels)
+
+
+def scaled(images: Tensor, data: str) -> Tensor:
+    """Return images of bytes as floats of about mean 0 and standard deviation 1."""
     mean, deviation = (torch.tensor(x)[:, None, None] for x in PIXELS.get(data, MNIST_PIXELS))
-    pixels = torch.from_numpy(images).float().div_(255)
-    return pixels.sub_(mean).div_(deviation), torch.from_numpy(labels)
+    return images.float().div_(255).sub_(mean).div_(deviation)
