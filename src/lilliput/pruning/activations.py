@@ -86,6 +86,14 @@ class ActivationPruner(CollectingPruner):
 
     @passes_on(CollectingArguments, to=CollectingPruner)
     def __init__(
-        self, *args: Any, activation: str = "relu", **others: Unpack[CollectingArguments]
+        self,
+        model: Any = None,
+        config_list: Any = None,
+        optimizer: Any = None,
+        example_inputs: Any = None,
+        *,
+        activation: str = "relu",
+        **others: Unpack[CollectingArguments],
     ) -> None:
-        super().__init__(*args, options={"activation": activation}, **others)
+        options = {"activation": activation}
+        super().__init__(model, config_list, optimizer, example_inputs, options=options, **others)

@@ -6,11 +6,10 @@ import logging
 from collections.abc import Callable, Mapping
 from numbers import Integral
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 from lilliput.config.layer import LayerInfo
 from lilliput.config.select import Selection
-from lilliput.core.arguments import CompressorArguments
 from lilliput.core.masker import Answers, Targets, WeightMasker
 from lilliput.core.pruner import Pruner
 from lilliput.errors import AlgorithmError, ConfigError, Problem, StageError
@@ -63,10 +62,9 @@ class TrainingMasker(WeightMasker):
         return text if left > 0 else ""
 
 
-class CriterionArguments(CompressorArguments, total=False):
-    """What pruners with a criterion are made with; see :class:`CriterionPruner`."""
+class CriterionArguments(TypedDict, total=False):
+    """What pruners with a criterion are made with besides; see :class:`CriterionPruner`."""
 
-    example_inputs: Any
     groups: Any
 
 

@@ -68,7 +68,11 @@ class LevelPruner(OneShotPruner):
     @passes_on(CriterionArguments, to=OneShotPruner)
     def __init__(
         self,
-        *args: Any,
+        model: Any = None,
+        config_list: Any = None,
+        optimizer: Any = None,
+        example_inputs: Any = None,
+        *,
         mode: str = "normal",
         balance_gran: Any = None,
         **others: Unpack[CriterionArguments],
@@ -77,8 +81,7 @@ class LevelPruner(OneShotPruner):
         if mode == "balance":
             from lilliput.pruning.balance import balanced  # imported here: it needs NumPy
 
-            super().__init__(*args, masker_type=balanced(balance_gran), **others)
-            return
-        if balance_gran is not None:
+            self.masker_type = balanced(balance_gran)
+        elif balance_gran is not None:
             raise ConfigError("balance_gran goes with mode='balance', which is missing.")
-        super().__init__(*args, **others)
+        super().__init__(model, config_list, optimizer, example_inputs, **others)

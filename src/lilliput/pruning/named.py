@@ -14,9 +14,9 @@ from lilliput.registry import pruners
 
 
 class NamedCriterionArguments(CriterionArguments, total=False):
-    """What pruners that borrow a criterion are made with; see :class:`NamedCriterionPruner`."""
+    """What pruners that borrow a criterion are made with besides; see :class:`NamedCriterionPruner`."""
 
-    pruning_algorithm: str | type
+    example_inputs: Any
     pruning_params: Mapping[str, Any] | None
 
 

@@ -82,7 +82,8 @@ def _recorded(
             twin.step()
     except Exception as error:  # of code that may be anyone's
         raise UnknownStateError(f"{type(error).__name__}: {error}") from error
-    return states[weight].first
+    first: dict[str, Tensor] = states[weight].first
+    return first
 
 
 def _arguments(optimizer: Any, group: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -92,7 +93,7 @@ def _arguments(optimizer: Any, group: dict[str, Any]) -> tuple[dict[str, Any], l
     known = {**vars(optimizer), **optimizer.defaults, **group}
     names: list[str] = []
     for cls in type(optimizer).__mro__:
-        own = list(inspect.signature(cls.__init__).parameters.values())[2:]
+        own = list(inspect.signature(cls).parameters.values())[1:]
         names += [x.name for x in own if x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)]
         if not any(x.kind is x.VAR_KEYWORD for x in own):  # nothing else is passed on
             break
