@@ -29,6 +29,7 @@ def passes_on(arguments: Any, to: type) -> Callable[[Constructor], Constructor]:
     --------
     >>> class Scheduled:
     ...     def __init__(self, model=None, *, groups=None, options=None): ...
+    >>> from typing import TypedDict
     >>> class Arguments(TypedDict, total=False):
     ...     groups: Any
     >>> class Seeded(Scheduled):
