@@ -77,7 +77,7 @@ class Runs:
         self.data, self.seed, self.options = data, seed, options
         self.build: Callable[[], nn.Sequential] = BUILD[options.data]
         name = f"seed{seed}-{options.epochs}+{options.tune_epochs}"
-        self.folder = cache_folder() / f"search-{options.data}" / name
+        self.folder = cache_folder() / f"search-reflected-{options.data}" / name
         self.folder.mkdir(parents=True, exist_ok=True)
         seen = data.normalised(data.images[: TIMED + 1024])
         self.example, self.batches = seen[:TIMED], list(seen[TIMED:].split(128))
