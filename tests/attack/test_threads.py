@@ -203,11 +203,11 @@ def test_cuts_in_two_threads_are_those_of_one() -> None:
 def test_the_first_exports_may_come_together(tmp_path: Any) -> None:
     program = """
 import threading, torch
-from lilliput.frameworks.torch.export.marks import site_operator
+from lilliput.frameworks.torch.export.marks import mark_operator
 start, found = threading.Barrier(8), []
 def ask():
     start.wait()
-    found.append(site_operator())
+    found.append(mark_operator())
 threads = [threading.Thread(target=ask) for _ in range(8)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()

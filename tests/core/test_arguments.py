@@ -22,6 +22,9 @@ def test_the_signature_of_each_algorithm_names_all_arguments(cls):
     assert not kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
     assert [parameter.name for parameter in parameters][:3] == HEAD
     assert [name for name in arguments_of(cls) if name != "self"] == [x.name for x in parameters]
+    # Editors read the source, which the decorator does not change.
+    written = inspect.signature(inspect.unwrap(cls.__init__)).parameters.values()
+    assert not any(x.kind is inspect.Parameter.VAR_POSITIONAL for x in written)
 
 
 def test_what_is_passed_on_arrives_by_position_and_by_name():

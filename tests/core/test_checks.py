@@ -12,7 +12,7 @@ from lilliput.core.checks import checked_flag, checked_number
 from lilliput.core.compressor import Compressor
 from lilliput.errors import ConfigError, LilliputError
 from lilliput.registry import pruners, quantizers
-from lilliput.torch import SensitivityAnalysis, SlimPruner
+from lilliput.torch import Distiller, L1NormPruner, SensitivityAnalysis, SlimPruner
 
 # What the engine gives, what takes anything, and what others have to be given with.
 OURS = {"self", "model", "config_list", "optimizer", "example_inputs", "groups"}
@@ -23,7 +23,19 @@ ALONG = {
     "SparseVDPruner": {"training_examples": 10},
 }
 # Never a number, a name, a flag or a dict that an argument could take.
-WRONG = ("no such", [1], -1.5, math.nan, math.inf)
+NEGATIVE = -1.5
+WRONG = (
+    "no such",
+    [1],
+    NEGATIVE,
+    math.nan,
+    math.inf,
+    1j,
+    b"1",
+    object(),
+    np.ones(2),
+    {"no": "such"},
+)
 
 
 def arguments():
@@ -43,7 +55,10 @@ def test_each_constructor_names_the_argument_that_cannot_be_meant(cls, name, par
     rule = {"sparsity": 0.5} if not rule and "sparsity" in keys else rule
     given = {"example_inputs": torch.randn(2, 3, 3, 3)} if "example_inputs" in parameters else {}
     is_negative_fine = (cls.__name__, name) == ("STRPruner", "start")
-    for wrong in WRONG[:2] + WRONG[3:] if is_negative_fine else WRONG:
+    is_number = type(parameters[name].default) in (int, float)
+    for wrong in (*WRONG, *([True] if is_number else [])):
+        if wrong is NEGATIVE and is_negative_fine:
+            continue
         asked = {**given, **ALONG.get(cls.__name__, {}), name: wrong}
         with pytest.raises(LilliputError) as caught:
             cls(model, [rule], **asked)
@@ -57,6 +72,15 @@ def test_the_scale_of_slim_pruning_is_a_number():
         SlimPruner(model, [{"total_sparsity": 0.5}], scale="a")
     pruner = SlimPruner(model, [{"total_sparsity": 0.5}], scale=np.float32(0.5))
     assert pruner.masker.scale == 0.5
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_groups_and_teachers_are_refused_by_name(wrong):
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
+    with pytest.raises(ConfigError, match="groups: received"):
+        L1NormPruner(model, [{"op_names": ["0"], "sparsity": 0.5}], groups=wrong)
+    with pytest.raises(LilliputError, match="teacher: received"):
+        Distiller(model, teacher=wrong)
 
 
 @pytest.mark.parametrize("wrong", ["0.5", 0.5, [], ["a"], [math.nan], [0.5, 1.0]])

@@ -11,9 +11,9 @@ from torch import nn
 from two_layers import batches, gradients, one_step, two_layers
 
 from lilliput.core.state import CompressionState
-from lilliput.errors import AlgorithmError, StageError
+from lilliput.errors import AlgorithmError, ConfigError, StageError
 from lilliput.ops.erk import erk_counts
-from lilliput.torch import AGPPruner, RigLPruner
+from lilliput.torch import AGPPruner, LevelPruner, RigLPruner
 
 LR, MOMENTUM, DECAY = 0.01, 0.9, 1e-3
 
@@ -191,6 +191,90 @@ def test_the_optimizer_treats_new_connections_as_new_weights_and_loading_changes
         assert torch.equal(record, held)
         record[wrapper.weight_mask == 0] = fresh
     assert grown
+
+
+class Third(torch.optim.Optimizer):
+    """Divides by a mean square that starts with a number of its own, as TensorFlow's RMSprop does."""
+
+    def __init__(self, params, lr=0.01, first=1.0, momentum=0.0):
+        self.first = first  # a setting outside the groups
+        super().__init__(params, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if not state:
+                    state["square"] = torch.full_like(p, self.first)
+                    state.update(old=p.clone(), rows=torch.eye(len(p), dtype=p.dtype))
+                state["square"].mul_(0.9).addcmul_(p.grad, p.grad, value=0.1)
+                p.addcdiv_(p.grad, state["square"].sqrt(), value=-group["lr"])
+
+
+class Early(Third):
+    """Makes its state at once."""
+
+    def __init__(self, params, **settings):
+        super().__init__(params, **settings)
+        for p in (p for group in self.param_groups for p in group["params"]):
+            self.state[p] = {"square": torch.full_like(p, self.first)}
+
+
+class Wrapped(Third):
+    """Cannot be made from its groups alone."""
+
+    def __init__(self, params, inner):
+        super().__init__(params)
+        self.inner = inner(self.param_groups)
+
+
+class Random(Third):
+    """Starts with other numbers for each weight."""
+
+    def step(self, closure=None):
+        for p in (p for group in self.param_groups for p in group["params"]):
+            self.state[p].setdefault("noise", torch.rand_like(p))
+
+
+@pytest.mark.parametrize("kind", [Third, Early])
+def test_another_optimizer_remembers_of_new_connections_what_it_starts_with(kind):
+    model = nn.Linear(8, 8)
+    optimizer = kind(model.parameters(), lr=0.05, first=0.5)
+    pruner = RigLPruner(model, [{"sparsity": 0.8}], optimizer, training_steps=100, update_every=2)
+    pruner.compress()
+    wrapper = pruner.get_modules_wrapper()[0]
+    grown = 0
+    for x in torch.randn(10, 16, 8).unbind():
+        before = wrapper.weight_mask.clone()
+        optimizer.zero_grad()
+        (model(x) - x.flip(1)).square().sum().backward()
+        optimizer.step()
+        new = (wrapper.weight_mask == 1) & (before == 0)
+        state = optimizer.state[wrapper.weight]
+        assert bool((state["square"][new] == 0.5).all())
+        if kind is Third:
+            assert bool((state["old"][new] == 0).all())
+            assert torch.equal(state["rows"], torch.eye(8))  # not one for each weight
+        grown += int(new.sum())
+    assert grown
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda p: Wrapped(p, torch.optim.SGD), Random],
+    ids=["wrapped", "random"],
+)
+def test_an_optimizer_whose_first_state_is_unknown_is_refused(make):
+    model = nn.Linear(8, 8)
+    rules = [{"sparsity": 0.8}]
+    pruner = RigLPruner(model, rules, make(model.parameters()), training_steps=100)
+    before = model.weight.detach().clone()
+    with pytest.raises(ConfigError, match="what it remembers of a new weight"):
+        pruner.compress()
+    assert torch.equal(model.weight, before) and type(model) is nn.Linear
+    # Weights that do not come back need no memory.
+    LevelPruner(model, rules, make(model.parameters())).compress()
 
 
 def test_without_an_optimizer_it_says_that_it_sees_no_gradients():

@@ -149,3 +149,13 @@ def test_weights_are_decomposed_once_in_a_run_and_not_when_it_is_loaded(tmp_path
     calls.clear()
     load_run(result.folder)
     assert not calls
+
+
+def test_a_dry_run_ranks_by_energy_what_an_earlier_step_leaves():
+    # A rank that keeps nearly all of a matrix of random weights makes two layers larger than it.
+    first = {"factorize": "svd", "config": [{"op_names": ["4"], "rank": 7}]}
+    second = {"factorize": "svd", "config": [{"op_names": ["4.0"], "energy": 0.999}]}
+    with pytest.raises(ConfigError, match=r"step 2 → factorize: replaces no layer"):
+        plan(recipe(first, second))
+    second["config"][0]["energy"] = 0.5
+    assert [step.rules for step in plan(recipe(first, second)).steps] == [{0: ["4"]}, {0: ["4.0"]}]

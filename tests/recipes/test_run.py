@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from lilliput.errors import ConfigError, StateError
+from lilliput.errors import ConfigError, ExportError, StateError
 from lilliput.recipes import load_recipe, load_run, run
 from lilliput.recipes.checkpoint import read_run
 from lilliput.recipes.opening import make_model
@@ -254,6 +254,28 @@ def test_a_model_that_takes_long_to_make_is_not_timed_at_another_time(tmp_path, 
     receipt = run(file, tmp_path / "a", progress=False).receipt
     assert receipt.before.p50 is None and "not timed together" in receipt.notes[-1]
     assert "faster" not in receipt.verdict.partition("yet")[2]
+
+
+@pytest.mark.parametrize("is_slow", [True, False], ids=["slow", "refused"])
+def test_bytes_of_a_file_are_not_compared_with_those_of_a_model(tmp_path, monkeypatch, is_slow):
+    from lilliput.recipes import finish
+
+    def refuse(*args):
+        raise ExportError("no such operator.")
+
+    monkeypatch.chdir(tmp_path)
+    if is_slow:
+        monkeypatch.setattr(finish, "_QUICK", -1.0)
+    else:
+        monkeypatch.setattr(finish, "export", refuse)
+    head = {"lilliput": 1, "model": "recipe_toy:build", "data": "recipe_toy:batches"}
+    receipt = run(
+        _written(tmp_path / "a.json", head, [EXPORT]), tmp_path / "a", progress=False
+    ).receipt
+    assert receipt.before.bytes is None and receipt.after.bytes
+    assert "on disk" not in receipt.verdict and receipt.before.parameters
+    said = "not timed together" if is_slow else "no such operator"
+    assert any(said in note and "bytes" in note for note in receipt.notes)
 
 
 EXPORT = {"export": "onnx", "file": "small.onnx"}

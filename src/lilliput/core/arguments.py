@@ -1,6 +1,6 @@
-"""Constructors that declare only their own arguments, and pass the others on to a base class.
+"""Constructors that pass arguments on to a base class by ``**kwargs``.
 
-``*args`` and ``**kwargs`` hide what may be passed. A ``TypedDict`` tells type checkers and editors the
+These hide what may be passed. A ``TypedDict`` tells type checkers and editors the
 names, and :func:`passes_on` tells ``help()``, recipes and everything else that reads signatures. What is not
 in the signature is refused, even if the base class would take it.
 """
@@ -10,17 +10,9 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, TypedDict, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 Constructor = TypeVar("Constructor", bound=Callable[..., None])
-
-
-class CompressorArguments(TypedDict, total=False):
-    """What all compressors are made with; see :class:`~lilliput.core.compressor.Compressor`."""
-
-    model: Any
-    config_list: Any
-    optimizer: Any
 
 
 def passes_on(arguments: Any, to: type) -> Callable[[Constructor], Constructor]:
@@ -36,12 +28,15 @@ def passes_on(arguments: Any, to: type) -> Callable[[Constructor], Constructor]:
     Examples
     --------
     >>> class Scheduled:
-    ...     def __init__(self, model=None, config_list=None, optimizer=None, *, options=None): ...
+    ...     def __init__(self, model=None, *, groups=None, options=None): ...
+    >>> from typing import TypedDict
+    >>> class Arguments(TypedDict, total=False):
+    ...     groups: Any
     >>> class Seeded(Scheduled):
-    ...     @passes_on(CompressorArguments, to=Scheduled)
-    ...     def __init__(self, *args, seed=0, **kwargs): ...
+    ...     @passes_on(Arguments, to=Scheduled)
+    ...     def __init__(self, model=None, *, seed=0, **kwargs): ...
     >>> inspect.signature(Seeded)
-    <Signature (model=None, config_list=None, optimizer=None, *, seed=0)>
+    <Signature (model=None, *, seed=0, groups=None)>
     """
     names = {name for base in arguments.__mro__ for name in getattr(base, "__annotations__", {})}
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from numbers import Real
 from typing import Any
 
-from lilliput.errors import ConfigError
+from lilliput.errors import ConfigError, nearest
 
 
 def checked_number(
@@ -31,6 +31,24 @@ def checked_number(
     if not math.isfinite(number) or not fits(number):
         raise ConfigError(f"{name}: received {value!r}, expected {expected}.")
     return number
+
+
+def checked_choice(name: str, value: Any, choices: Iterable[str]) -> str:
+    """Return an argument, or raise unless it is one of some words.
+
+    Examples
+    --------
+    >>> checked_choice("mode", "hrd", ("hard", "soft"))
+    Traceback (most recent call last):
+    lilliput.errors.ConfigError: mode: received 'hrd', expected 'hard' or 'soft'. Did you mean 'hard'?
+    """
+    known = list(choices)
+    if isinstance(value, str) and value in known:
+        return value
+    words = [repr(x) for x in known]
+    expected = " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+    hint = nearest(value, known) if isinstance(value, str) else ""
+    raise ConfigError(f"{name}: received {value!r}, expected {expected}.{hint}")
 
 
 def checked_flag(name: str, value: Any) -> bool:

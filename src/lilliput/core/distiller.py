@@ -11,7 +11,15 @@ from lilliput.config.select import Selection
 from lilliput.core.projection import width_axis
 from lilliput.core.projections import Projecting
 from lilliput.core.state import CompressionState
-from lilliput.errors import ConfigError, Problem, StageError, StateError, nearest
+from lilliput.errors import (
+    ConfigError,
+    Problem,
+    StageError,
+    StateError,
+    UnsupportedModelError,
+    nearest,
+)
+from lilliput.frameworks import backend_of
 from lilliput.frameworks.features import MODEL, Run, links_of, pick
 from lilliput.ops.namespace import namespace
 
@@ -47,6 +55,11 @@ class BaseDistiller(Projecting):
                 "teacher: received the model itself, which changes as it learns; omit the teacher to use a "
                 "copy, or pass another model."
             )
+        if teacher is not None:
+            try:
+                backend_of(teacher)
+            except UnsupportedModelError as error:
+                raise UnsupportedModelError(f"teacher: {error}") from None
         self.teacher, self.example_inputs = teacher, example_inputs
         super().__init__(model, config_list, optimizer)
 

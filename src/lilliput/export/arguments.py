@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,10 @@ class OnnxSettings:
     def wanted_sqnr(self) -> float | None:
         """The least agreement at which the file is written; None: it is not executed."""
         return self.min_sqnr if self.check else None
+
+    def for_float(self) -> OnnxSettings:
+        """Return the settings of the float file that the file is compared with."""
+        return replace(self, check=False)
 
 
 def check_options(min_sqnr: Any, calibration: Any) -> None:

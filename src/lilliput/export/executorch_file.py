@@ -50,7 +50,7 @@ def write_program(
     target = part_of("torch", "executorch.build")
     captured, program = target.build(simulation, max_batch)
     layers = target.list_layers(captured, program)
-    notes = [*captured.notes, *note_defaults(simulation.places), *_notes(layers)]
+    notes = [*captured.notes, *note_defaults(simulation.placements), *_notes(layers)]
     result = ExportResult(place, len(program.data), RUNTIME, layers=layers, notes=notes)
     result.sizes = {BATCH: _sizes(captured, simulation, max_batch)}
     result._source = lambda: part.plain_source(model, example_inputs)

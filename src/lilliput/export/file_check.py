@@ -107,8 +107,8 @@ def kept_results(simulation: Simulation, outputs: Sequence[Array]) -> Results:
     pairs = zip(again.outputs, outputs, strict=True)
     if not all(np.array_equal(to_array(x), y) for x, y in pairs):
         raise StageError("the model has changed since it was exported; export it again.")
-    places = {place.key: place for place in again.places}
-    return [places[x.key].results if x.key in places else [] for x in simulation.places]
+    placements = {placement.key: placement for placement in again.placements}
+    return [placements[x.key].results if x.key in placements else [] for x in simulation.placements]
 
 
 def compare_results(
@@ -120,7 +120,9 @@ def compare_results(
         if call < len(results[number]):
             expected = results[number][call][position]
             received = aligned(reals, expected, step)
-            rows.append(compare_tensor(simulation.places[number], call, expected, received, step))
+            rows.append(
+                compare_tensor(simulation.placements[number], call, expected, received, step)
+            )
     return rows
 
 

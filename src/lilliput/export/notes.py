@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from lilliput.frameworks.exporting.simulation import Place
+from lilliput.frameworks.exporting.simulation import Placement
 
 
-def note_defaults(places: list[Place]) -> list[str]:
+def note_defaults(placements: list[Placement]) -> list[str]:
     """Return notes on layers that are quantized although no rule names them."""
     notes = []
-    for place in places:
-        decisions = place.wrapper.compressor.selection.decisions if place.is_weight else ()
+    for placement in placements:
+        decisions = placement.wrapper.compressor.selection.decisions if placement.is_weight else ()
         for decision in decisions:
-            if decision.default and decision.layer.name == place.wrapper.name:
+            if decision.default and decision.layer.name == placement.wrapper.name:
                 notes.append(
-                    f"{place.wrapper.name}: {decision.default}, which is quantized to 8 bits by default. "
+                    f"{placement.wrapper.name}: {decision.default}, which is quantized to 8 bits by default. "
                     'To keep it in float, add the rule {"op_types": ["Embedding"], "exclude": True}.'
                 )
     return notes

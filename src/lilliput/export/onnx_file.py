@@ -210,7 +210,7 @@ def build(simulation: Simulation, target: str, opset: int) -> Draft:
     trace = part_for(simulation.model, "export.trace").trace
     model, sizes, names = trace(simulation, opset, prepare=keep_scopes)
     rename_sizes(model.graph, names)
-    draft = Draft(model, simulation.places, sizes=sizes)
+    draft = Draft(model, simulation.placements, sizes=sizes)
     return finish(draft, target, simulation.names)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from lilliput.errors import StageError
+from lilliput.errors import ExportError, StageError
 from lilliput.export.guard.cpu import Cpu
 from lilliput.export.run import Agreement
 from lilliput.export.summary import cpu_lines, headline, html_table, layer_table, summary_lines
@@ -17,7 +17,7 @@ from lilliput.export.targets.executed import ExecutedFile, open_file
 from lilliput.export.targets.measured import MeasuredFile
 from lilliput.export.targets.table import target_for
 from lilliput.frameworks.exporting.layer import Layer
-from lilliput.measure.receipt import COUNTED, Receipt, take_receipt
+from lilliput.measure.receipt import COUNTED, Figures, Receipt, take_receipt
 from lilliput.measure.timing import how_to_measure_model, measure_opened
 
 
@@ -81,7 +81,7 @@ class ExportResult:
     _compare: Callable[[str], list[dict[str, Any]]] | None = field(default=None, repr=False)
     # Returns the model without compressors, and its inputs.
     _source: Callable[[], tuple[Any, Any]] | None = field(default=None, repr=False)
-    # Writes the same trace in floating point, for the same runtime.
+    # Writes the model as a float file of the same format, for the same runtime.
     _write_float: Callable[[Path], None] | None = field(default=None, repr=False)
 
     @property
@@ -95,37 +95,49 @@ class ExportResult:
     def receipt(self) -> Receipt:
         """Before → after: the model without compressors, and the file.
 
-        Both are counted, weighed and timed as files of one format: the model as a file of its own, made from
-        the same trace. Where there is no such file (LiteRT, ExecuTorch), its figures are those of the model.
+        Both are counted, weighed and timed as files of one format: the model as a float file of its own. What
+        a format does not tell (parameters, MACs) is counted in the model. If the model cannot be written as a
+        float file, a note says why, its size on disk is left out, and its latency is that of the framework.
         Measured when it is first asked for, so that an export that nobody asks costs nothing.
         """
         if self._source is None:
             raise StageError(
                 "this result came without its model; use measure() and take_receipt()."
             )
-        model, inputs = self._source()
-        names = ["float model", self.path.name]
-        given, file = (model, how_to_measure_model(model)), _opened(self.path)
-        if self._write_float is None:
-            before, after = measure_opened([given, file], inputs, names)
-        else:
-            with TemporaryDirectory() as folder:
-                path = Path(folder, f"float{self.path.suffix}")
-                self._write_float(path)
-                before, after = measure_opened([_opened(path), file], inputs, names)
-            if None in [getattr(before, name) for name in COUNTED]:
-                (held,) = measure_opened([given], inputs, names, runs=0)
-                missing = [name for name in COUNTED if getattr(before, name) is None]
-                before = replace(before, **{name: getattr(held, name) for name in missing})
-        known = {"parameters": before.parameters, "macs": before.macs}
+        before, after, notes = self._measured(*self._source())
         found = [x.max_error for x in self.runtimes.values()]
         return take_receipt(
             before,
             after,
             max_difference=max(found, default=None),
-            notes=tuple(cpu_lines(self)),
-            **known,
+            notes=(*notes, *cpu_lines(self)),
+            parameters=before.parameters,
+            macs=before.macs,
         )
+
+    def _measured(self, model: Any, inputs: Any) -> tuple[Figures, Figures, list[str]]:
+        """Return the figures of the model and of the file, with notes on how they were obtained."""
+        names = ["float model", self.path.name]
+        given, file = (model, how_to_measure_model(model)), _opened(self.path)
+        with TemporaryDirectory() as folder:
+            path = Path(folder, f"float{self.path.suffix}")
+            try:
+                self._write_as_float(path)
+            except ExportError as error:
+                before, after = measure_opened([given, file], inputs, names)
+                note = f"bytes before are unknown: no float file of this format ({error})"
+                return replace(before, bytes=None), after, [note]
+            before, after = measure_opened([_opened(path), file], inputs, names)
+        missing = [name for name in COUNTED if getattr(before, name) is None]
+        if missing:
+            (held,) = measure_opened([given], inputs, names, runs=0)
+            before = replace(before, **{name: getattr(held, name) for name in missing})
+        return before, after, []
+
+    def _write_as_float(self, path: Path) -> None:
+        if self._write_float is None:
+            raise ExportError("this result came without it.")
+        self._write_float(path)
 
     def compare_layers(self, runtime: str = "") -> list[dict[str, Any]]:
         """Return the agreement of each quantized tensor of the file with the simulation.

@@ -15,7 +15,7 @@ from lilliput.errors import ExportError
 from lilliput.export.exact import with_float_lstms
 from lilliput.export.packed import Packed
 from lilliput.extras import require
-from lilliput.frameworks.exporting.simulation import Place
+from lilliput.frameworks.exporting.simulation import Placement
 
 Array = np.ndarray[Any, Any]
 Feeds = dict[str, Array]
@@ -66,13 +66,13 @@ class Agreement:
 
 
 def compare_tensor(
-    place: Place, call: int, expected: Array, received: Array, step: Any
+    placement: Placement, call: int, expected: Array, received: Array, step: Any
 ) -> dict[str, Any]:
     """Return the agreement of one tensor of a file with its quantized value in the simulation."""
-    worst = compare([place.name], [expected], [received], [step])
+    worst = compare([placement.name], [expected], [received], [step])
     return {
-        "layer": place.wrapper.name,
-        "tensor": place.quant_type.value,
+        "layer": placement.wrapper.name,
+        "tensor": placement.quant_type.value,
         "call": call,
         "sqnr": sqnr(expected, received),
         "max_error": worst.max_error,

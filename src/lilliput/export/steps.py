@@ -20,12 +20,12 @@ import numpy as np
 
 from lilliput.config.layer import QuantType
 from lilliput.export.run import sqnr
-from lilliput.frameworks.exporting.simulation import Array, Place, Simulation, Tensor, to_array
+from lilliput.frameworks.exporting.simulation import Array, Placement, Simulation, Tensor, to_array
 from lilliput.ops.namespace import namespace
 
 ONE_STEP = 1.01
 _FEW = 0.05
-Key = tuple[int, int, int]  # place, position, call
+Key = tuple[int, int, int]  # placement, position, call
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def compare_steps(
     values : mapping
         The tensors that the runtime computed, by name.
     """
-    numbers = {(id(p.wrapper), p.quant_type): i for i, p in enumerate(simulation.places)}
+    numbers = {(id(p.wrapper), p.quant_type): i for i, p in enumerate(simulation.placements)}
     calls: dict[int, int] = defaultdict(int)
     steps: list[Step] = []
 
@@ -106,7 +106,7 @@ def compare_steps(
         wanted = to_array(expected)
         step = found.step(values)
         received = aligned(found.reals(values), wanted, step)
-        steps.append(_step(simulation.places[number], step, wanted, received))
+        steps.append(_step(simulation.placements[number], step, wanted, received))
         return namespace(expected).from_numpy(received, expected)
 
     outputs = simulation.run(force)
@@ -140,9 +140,9 @@ def _orders(received: Array, expected: Array) -> Iterator[Array]:
         yield from (x for x in turned if x.shape == expected.shape)
 
 
-def _step(place: Place, scale: float, expected: Array, received: Array) -> Step:
+def _step(placement: Placement, scale: float, expected: Array, received: Array) -> Step:
     wanted = expected.astype(np.float32)
     steps_off = np.abs(wanted - received) / scale
     lsb, share = float(steps_off.max(initial=0.0)), float((steps_off > 0.5).mean())
-    name, kind = place.wrapper.name, place.quant_type.value
+    name, kind = placement.wrapper.name, placement.quant_type.value
     return Step(name, kind, round(lsb, 3), sqnr(wanted, received), share)

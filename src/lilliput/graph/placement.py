@@ -23,8 +23,8 @@ from lilliput.ops.qparams import Grid
 
 
 @dataclass
-class Placement:
-    """Where one layer's input or output is quantized.
+class PlannedPlacement:
+    """Where one layer's input or output is to be quantized.
 
     ``module`` is the path of the module whose output is quantized; empty: that of the layer itself. ``by``
     names another layer and tensor that is quantized instead: ``('conv1', 'output')``. ``clip``: bounds to
@@ -50,7 +50,7 @@ class _Plan:
     layers: Mapping[str, Layer]
     flow: Flow
     keeps_ranges: bool
-    places: dict[tuple[str, str], Placement] = field(default_factory=dict)
+    placements: dict[tuple[str, str], PlannedPlacement] = field(default_factory=dict)
     owners: dict[int, tuple[str, str]] = field(default_factory=dict)  # value -> its quantizer
 
     def owner_of(self, value: int) -> tuple[str, str] | None:
@@ -69,7 +69,7 @@ class _Plan:
 
 def place_quantizers(
     layers: Sequence[Layer], flow: Flow, keeps_ranges: bool = True
-) -> Mapping[tuple[str, str], Placement]:
+) -> Mapping[tuple[str, str], PlannedPlacement]:
     """Return where the inputs and outputs of layers are quantized, by layer name and target.
 
     ``keeps_ranges``: no grid extends beyond the observed range, as it may with a learned scale.
@@ -77,24 +77,24 @@ def place_quantizers(
     plan = _Plan({layer.name: layer for layer in layers}, flow, keeps_ranges)
     for layer in layers:
         if "output" in layer.grids:
-            plan.places[layer.name, "output"] = _place_output(layer, plan)
+            plan.placements[layer.name, "output"] = _place_output(layer, plan)
     for layer in layers:
         if "input" in layer.grids:
-            plan.places[layer.name, "input"] = _place_input(layer, plan)
-    return plan.places
+            plan.placements[layer.name, "input"] = _place_input(layer, plan)
+    return plan.placements
 
 
-def _place_output(layer: Layer, plan: _Plan) -> Placement:
+def _place_output(layer: Layer, plan: _Plan) -> PlannedPlacement:
     flow, key = plan.flow, (layer.name, "output")
     call = flow.only_call(layer.paths)
     if call is None or len(call.outputs) != 1:
-        return Placement()
+        return PlannedPlacement()
     end = flow.end_of_layer(call.outputs[0])
     readers = _input_readers(end, plan)
     same = all(plan.grid((name, "input")) == plan.grid(key) for name in readers)
     is_bare = not flow.modules_returning(end)  # a functional or shared ReLU
     if is_bare and len(set(readers)) == 1 and same:
-        return Placement(by=(readers[0], "input"))
+        return PlannedPlacement(by=(readers[0], "input"))
     norm = flow.end_of_layer(call.outputs[0], kinds=("norm",))
     clip = _early_clip(end, plan) if is_bare and end != norm else None
     for value in (end, norm, call.outputs[0]):
@@ -103,8 +103,8 @@ def _place_output(layer: Layer, plan: _Plan) -> Placement:
             is_clipped = clip is not None and value == norm
             plan.owners[end if is_clipped else value] = key
             path = "" if modules[0] in layer.paths else modules[0]
-            return Placement(path, clip=clip if is_clipped else None)
-    return Placement()
+            return PlannedPlacement(path, clip=clip if is_clipped else None)
+    return PlannedPlacement()
 
 
 def _early_clip(value: int, plan: _Plan) -> tuple[float | None, float | None] | None:
@@ -121,22 +121,24 @@ def _early_clip(value: int, plan: _Plan) -> tuple[float | None, float | None] | 
     return (0.0, bounds[1]) if plan.keeps_ranges else None
 
 
-def _place_input(layer: Layer, plan: _Plan) -> Placement:
+def _place_input(layer: Layer, plan: _Plan) -> PlannedPlacement:
     call = plan.flow.only_call(layer.paths)
     if call is None or len(call.inputs) != 1:
-        return Placement()
+        return PlannedPlacement()
     (value,) = call.inputs
     key = (layer.name, "input")
     owner = plan.owner_of(value)
     if owner is not None:
         # Another rule may give this layer fewer bits: then it is rounded again.
-        return Placement(by=owner) if plan.grid(owner) == plan.grid(key) else Placement()
+        return (
+            PlannedPlacement(by=owner) if plan.grid(owner) == plan.grid(key) else PlannedPlacement()
+        )
     modules = plan.flow.modules_returning(value)
     is_shared = len(set(_input_readers(value, plan))) > 1
     if modules and (is_shared or _meets_quantized_side(value, plan)):
         plan.owners[value] = key
-        return Placement(modules[0])
-    return Placement()
+        return PlannedPlacement(modules[0])
+    return PlannedPlacement()
 
 
 def _input_readers(value: int, plan: _Plan) -> list[str]:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from lilliput.config.layer import LayerInfo
 from lilliput.core.arguments import passes_on
-from lilliput.errors import AlgorithmError, ConfigError
+from lilliput.core.checks import checked_choice
+from lilliput.errors import AlgorithmError
 from lilliput.ops.channels import channel_rows
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.pruning.collecting import CollectingArguments, CollectingMasker, CollectingPruner
@@ -24,12 +25,8 @@ class ActivationMasker(CollectingMasker):
     def __init__(
         self, model: Any, pruner: Any, training_batches: int = 20, activation: str = "relu"
     ) -> None:
-        if activation not in _ACTIVATIONS:
-            raise ConfigError(
-                f"activation: received {activation!r}, expected one of {', '.join(_ACTIVATIONS)}."
-            )
+        self.activation = checked_choice("activation", activation, _ACTIVATIONS)
         super().__init__(model, pruner, training_batches)
-        self.activation = activation
         self._collector: int | None = None
 
     def measure(self, activations: Tensor) -> Tensor:
@@ -89,6 +86,14 @@ class ActivationPruner(CollectingPruner):
 
     @passes_on(CollectingArguments, to=CollectingPruner)
     def __init__(
-        self, *args: Any, activation: str = "relu", **others: Unpack[CollectingArguments]
+        self,
+        model: Any = None,
+        config_list: Any = None,
+        optimizer: Any = None,
+        example_inputs: Any = None,
+        *,
+        activation: str = "relu",
+        **others: Unpack[CollectingArguments],
     ) -> None:
-        super().__init__(*args, options={"activation": activation}, **others)
+        options = {"activation": activation}
+        super().__init__(model, config_list, optimizer, example_inputs, options=options, **others)

@@ -89,7 +89,11 @@ class ADMMPruner(NamedCriterionPruner, OneShotPruner):
     @passes_on(NamedCriterionArguments, to=NamedCriterionPruner)
     def __init__(
         self,
-        *args: Any,
+        model: Any = None,
+        config_list: Any = None,
+        optimizer: Any = None,
+        pruning_algorithm: str | type = "level",
+        *,
         iterations: int = 10,
         epochs_per_iteration: int = 1,
         **others: Unpack[NamedCriterionArguments],
@@ -97,7 +101,7 @@ class ADMMPruner(NamedCriterionPruner, OneShotPruner):
         check_counts(0, iterations=iterations)
         check_counts(1, epochs_per_iteration=epochs_per_iteration)
         self.iterations, self.epochs_per_iteration = iterations, epochs_per_iteration
-        super().__init__(*args, **others)
+        super().__init__(model, config_list, optimizer, pruning_algorithm, **others)
         self.set_wrappers_attribute("has_target", False)
 
     def masker_of(self, algorithm: str | type) -> type[WeightMasker]:

@@ -109,7 +109,7 @@ class CollectingMasker(ChannelMasker):
 
 
 class CollectingArguments(CriterionArguments, total=False):
-    """What pruners that look at data are made with; see :class:`CollectingPruner`."""
+    """What pruners that look at data are made with besides; see :class:`CollectingPruner`."""
 
     training_batches: int
 
@@ -135,13 +135,17 @@ class CollectingPruner(ChannelPruner):
     @passes_on(CriterionArguments, to=ChannelPruner)
     def __init__(
         self,
-        *args: Any,
+        model: Any = None,
+        config_list: Any = None,
+        optimizer: Any = None,
+        example_inputs: Any = None,
+        *,
         training_batches: int = 20,
         options: Mapping[str, Any] | None = None,
         **others: Unpack[CriterionArguments],
     ) -> None:
         options = {"training_batches": training_batches, **(options or {})}
-        super().__init__(*args, options=options, **others)
+        super().__init__(model, config_list, optimizer, example_inputs, options=options, **others)
 
     def step(self) -> None:
         """Follow one training step."""

@@ -6,11 +6,10 @@ import logging
 from collections.abc import Callable, Mapping
 from numbers import Integral
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 from lilliput.config.layer import LayerInfo
 from lilliput.config.select import Selection
-from lilliput.core.arguments import CompressorArguments
 from lilliput.core.masker import Answers, Targets, WeightMasker
 from lilliput.core.pruner import Pruner
 from lilliput.errors import AlgorithmError, ConfigError, Problem, StageError
@@ -63,10 +62,9 @@ class TrainingMasker(WeightMasker):
         return text if left > 0 else ""
 
 
-class CriterionArguments(CompressorArguments, total=False):
-    """What pruners with a criterion are made with; see :class:`CriterionPruner`."""
+class CriterionArguments(TypedDict, total=False):
+    """What pruners with a criterion are made with besides; see :class:`CriterionPruner`."""
 
-    example_inputs: Any
     groups: Any
 
 
@@ -108,7 +106,7 @@ class CriterionPruner(Pruner):
     ) -> None:
         if masker_type is not None:
             self.masker_type = masker_type
-        self.example_inputs, self.given_groups = example_inputs, groups
+        self.example_inputs, self.given_groups = example_inputs, _checked_groups(groups)
         if self.masker_type.default_types is not None:
             self.default_types = self.masker_type.default_types  # type: ignore[misc]
         super().__init__(model, config_list, optimizer)
@@ -257,3 +255,12 @@ class CriterionPruner(Pruner):
         super()._leave_optimizer()
         if self._wrappers is not None and self.masker is not None:
             self.masker.stop()
+
+
+def _checked_groups(groups: Any) -> Any:
+    """Return the argument, or raise unless it is None or holds channel groups."""
+    if groups is None or hasattr(groups, "groups"):
+        return groups
+    raise ConfigError(
+        f"groups: received {type(groups).__name__}, expected the result of channel_groups()."
+    )

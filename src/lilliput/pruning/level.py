@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lilliput.core.arguments import passes_on
+from lilliput.core.checks import checked_choice
 from lilliput.errors import ConfigError
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.pruning.criterion import CriterionArguments
@@ -67,18 +68,20 @@ class LevelPruner(OneShotPruner):
     @passes_on(CriterionArguments, to=OneShotPruner)
     def __init__(
         self,
-        *args: Any,
+        model: Any = None,
+        config_list: Any = None,
+        optimizer: Any = None,
+        example_inputs: Any = None,
+        *,
         mode: str = "normal",
         balance_gran: Any = None,
         **others: Unpack[CriterionArguments],
     ) -> None:
-        if mode not in ("normal", "balance"):
-            raise ConfigError(f"mode: received {mode!r}, expected 'normal' or 'balance'.")
+        checked_choice("mode", mode, ("normal", "balance"))
         if mode == "balance":
             from lilliput.pruning.balance import balanced  # imported here: it needs NumPy
 
-            super().__init__(*args, masker_type=balanced(balance_gran), **others)
-            return
-        if balance_gran is not None:
+            self.masker_type = balanced(balance_gran)
+        elif balance_gran is not None:
             raise ConfigError("balance_gran goes with mode='balance', which is missing.")
-        super().__init__(*args, **others)
+        super().__init__(model, config_list, optimizer, example_inputs, **others)

@@ -111,7 +111,11 @@ class LotteryTicketPruner(ScheduledPruner):
     @passes_on(NamedCriterionArguments, to=ScheduledPruner)
     def __init__(
         self,
-        *args: Any,
+        model: Any = None,
+        config_list: Any = None,
+        optimizer: Any = None,
+        pruning_algorithm: str | type = "level",
+        *,
         epochs_per_round: int = 1,
         rewind_epoch: int = 0,
         reset_weights: bool = True,
@@ -122,7 +126,7 @@ class LotteryTicketPruner(ScheduledPruner):
         self.epochs_per_round, self.rewind_epoch = epochs_per_round, rewind_epoch
         self.reset_weights = checked_flag("reset_weights", reset_weights)
         self._others: list[Any] = []  # wrappers of all parameters, which are not attached
-        super().__init__(*args, **others)
+        super().__init__(model, config_list, optimizer, pruning_algorithm, **others)
         self.set_wrappers_attribute("early_values", None)  # of all parameters, held by the first
 
     @property

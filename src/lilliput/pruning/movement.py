@@ -32,7 +32,7 @@ from pydantic import model_validator
 
 from lilliput.config.select import Selection
 from lilliput.config.spec import PatternRule, Rule
-from lilliput.core.checks import checked_number
+from lilliput.core.checks import checked_choice, checked_number
 from lilliput.core.masker import Answers, Targets
 from lilliput.errors import ConfigError, Problem, StageError
 from lilliput.ops.masks import prune_count, prune_smallest
@@ -112,10 +112,7 @@ class MovementPruner(LearningPruner):
         score_scale: float = 1.0,
     ) -> None:
         _check_steps(warm_up_step, cool_down_beginning_step)
-        if movement_mode not in ("hard", "soft"):
-            raise ConfigError(
-                f"movement_mode: received {movement_mode!r}, expected 'hard' or 'soft'."
-            )
+        checked_choice("movement_mode", movement_mode, ("hard", "soft"))
         self.regular_scale = checked_number(
             "regular_scale", regular_scale, "0 or more", lambda x: x >= 0
         )

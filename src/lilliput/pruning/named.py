@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from lilliput.core.masker import WeightMasker
-from lilliput.errors import ConfigError
+from lilliput.errors import ConfigError, nearest
 from lilliput.pruning.criterion import CriterionArguments, CriterionPruner
 from lilliput.pruning.one_shot import OneShotPruner
 from lilliput.registry import pruners
 
 
 class NamedCriterionArguments(CriterionArguments, total=False):
-    """What pruners that borrow a criterion are made with; see :class:`NamedCriterionPruner`."""
+    """What pruners that borrow a criterion are made with besides; see :class:`NamedCriterionPruner`."""
 
-    pruning_algorithm: str | type
+    example_inputs: Any
     pruning_params: Mapping[str, Any] | None
 
 
@@ -50,11 +51,13 @@ class NamedCriterionPruner(CriterionPruner):
                 f"pruning_params: received {pruning_params!r}, expected a dict of keyword arguments of the "
                 "criterion."
             )
+        criterion = self.masker_of(pruning_algorithm)
+        _check_params(criterion, pruning_params or {})
         super().__init__(
             model,
             config_list,
             optimizer,
-            masker_type=self.masker_of(pruning_algorithm),
+            masker_type=criterion,
             options=pruning_params,
             example_inputs=example_inputs,
             groups=groups,
@@ -69,3 +72,16 @@ class NamedCriterionPruner(CriterionPruner):
                 "pruner such as 'level'."
             )
         return found.masker_type
+
+
+def _check_params(criterion: type, given: Mapping[str, Any]) -> None:
+    """Raise for arguments that the criterion does not have."""
+    takes = list(inspect.signature(criterion).parameters.values())[2:]  # after model and pruner
+    names = [x.name for x in takes]
+    for name in () if any(x.kind is x.VAR_KEYWORD for x in takes) else given:
+        if name not in names:
+            known = f"expected some of {', '.join(names)}" if names else "it has none"
+            raise ConfigError(
+                f"pruning_params: {criterion.__name__} has no argument {name!r}; {known}."
+                f"{nearest(name, names)}"
+            )

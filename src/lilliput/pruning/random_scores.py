@@ -77,8 +77,19 @@ class SeededPruner(OneShotPruner):
     """
 
     @passes_on(CriterionArguments, to=OneShotPruner)
-    def __init__(self, *args: Any, seed: int = 0, **others: Unpack[CriterionArguments]) -> None:
-        super().__init__(*args, options={"seed": seed}, **others)
+    def __init__(
+        self,
+        model: Any = None,
+        config_list: Any = None,
+        optimizer: Any = None,
+        example_inputs: Any = None,
+        *,
+        seed: int = 0,
+        **others: Unpack[CriterionArguments],
+    ) -> None:
+        super().__init__(
+            model, config_list, optimizer, example_inputs, options={"seed": seed}, **others
+        )
 
 
 @register_pruner("random")

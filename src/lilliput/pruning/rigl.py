@@ -315,6 +315,8 @@ class RigLPruner(Pruner):
                 wrapper.__dict__.pop("_growth", None)
 
     def _refresh(self) -> None:
+        if self._has_seen():  # what an optimizer remembers of pruned weights may have decayed
+            self._backend.apply_masks(self.get_modules_wrapper(), self.optimizer)
         super()._refresh()
         self._show_gradients()
 
@@ -349,6 +351,8 @@ class RigLPruner(Pruner):
         self._show_gradients()
 
     def _follow_optimizer(self) -> None:
+        if self.optimizer is not None:
+            self._backend.check_regrowth(self.optimizer, self.get_modules_wrapper())
         super()._follow_optimizer()
         self._show_gradients()
 

@@ -124,7 +124,7 @@ class SecondOrderPruner(OneShotPruner):
         self.ridge = checked_number("ridge", ridge, "a number above 0", lambda x: x > 0)
         super().__init__(model, config_list, optimizer)
 
-    def calibrate(self, batches: Iterable[Any], *, progress: bool = False) -> None:
+    def calibrate(self, batches: Iterable[Any], *, progress: bool = True) -> None:
         """Find the masks and the fitted weights; ``compress()`` applies them to the model.
 
         After ``compress()``, they are applied immediately. Existing masks are kept.
@@ -135,7 +135,7 @@ class SecondOrderPruner(OneShotPruner):
             A data loader or a list. The model is called with a tensor or dict, and with the inputs of a
             tuple ``(inputs, targets)``. Each process of a distributed run passes its own batches.
         progress : bool
-            Whether to show progress.
+            Whether to show a progress bar on a terminal.
         """
         if self._wrappers is None:
             raise StageError(

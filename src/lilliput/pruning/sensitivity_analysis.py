@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lilliput.core.checks import checked_number
+from lilliput.core.checks import checked_choice, checked_number
 from lilliput.errors import AlgorithmError, ConfigError, StageError, nearest
 from lilliput.files import write_atomically
 from lilliput.pruning.sensitivity_files import (
@@ -263,11 +263,8 @@ def _is_share(number: float) -> bool:
 
 
 def _check_stop(mode: str | None, value: float | None) -> None:
-    if mode is not None and mode not in STOP_MODES:
-        raise ConfigError(
-            f"early_stop_mode: received {mode!r}, expected one of {', '.join(STOP_MODES)}."
-            f"{nearest(mode, STOP_MODES)}"
-        )
+    if mode is not None:
+        checked_choice("early_stop_mode", mode, STOP_MODES)
     if (mode is None) != (value is None):
         raise ConfigError(
             "early_stop_mode and early_stop_value belong together; give both or neither."

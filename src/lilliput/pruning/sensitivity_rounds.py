@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from lilliput.config.files import read_rules
-from lilliput.core.checks import checked_number
+from lilliput.core.checks import checked_choice, checked_number
 from lilliput.errors import AlgorithmError, ConfigError
 from lilliput.pruning.sensitivity_analysis import SensitivityAnalysis
 from lilliput.pruning.sensitivity_files import (
@@ -310,8 +310,7 @@ class IterativeSensitivityPruner(PlannedPruner):
 
 
 def _check_settings(metric_mode: str, sparsity_per_iter: float, acc_drop_threshold: float) -> None:
-    if metric_mode not in STOP_MODE:
-        raise ConfigError(f"metric_mode: received {metric_mode!r}, expected one of {[*STOP_MODE]}.")
+    checked_choice("metric_mode", metric_mode, STOP_MODE)
     checked_number("sparsity_per_iter", sparsity_per_iter, "(0, 1]", lambda x: 0 < x <= 1)
     checked_number("acc_drop_threshold", acc_drop_threshold, "0 or more", lambda x: x >= 0)
 

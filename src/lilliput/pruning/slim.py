@@ -108,13 +108,17 @@ class SlimPruner(ChannelPruner):
     @passes_on(CriterionArguments, to=ChannelPruner)
     def __init__(
         self,
-        *args: Any,
+        model: Any = None,
+        config_list: Any = None,
+        optimizer: Any = None,
+        example_inputs: Any = None,
+        *,
         training_epochs: int = 0,
         scale: float = 1e-4,
         **others: Unpack[CriterionArguments],
     ) -> None:
         options = {"training_epochs": training_epochs, "scale": scale}
-        super().__init__(*args, options=options, **others)
+        super().__init__(model, config_list, optimizer, example_inputs, options=options, **others)
 
     def update_epoch(self, epoch: int) -> None:
         """Follow the training; compute masks at epoch ``training_epochs``."""

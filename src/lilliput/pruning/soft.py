@@ -107,7 +107,11 @@ class SoftScheduledPruner(ScheduledPruner):
     @passes_on(NamedCriterionArguments, to=ScheduledPruner)
     def __init__(
         self,
-        *args: Any,
+        model: Any = None,
+        config_list: Any = None,
+        optimizer: Any = None,
+        pruning_algorithm: str | type = "level",
+        *,
         soft: bool = False,
         hard_epoch: int | None = None,
         **others: Unpack[NamedCriterionArguments],
@@ -116,7 +120,7 @@ class SoftScheduledPruner(ScheduledPruner):
             raise ConfigError("hard_epoch: received without soft=True, which it requires.")
         self.computes_weights = checked_flag("soft", soft)
         self.hard_epoch = None if hard_epoch is None else checked_epoch(hard_epoch)
-        super().__init__(*args, **others)
+        super().__init__(model, config_list, optimizer, pruning_algorithm, **others)
         if soft:
             self.set_wrappers_attribute("is_soft", True)
 

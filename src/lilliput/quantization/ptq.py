@@ -22,22 +22,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from lilliput.config.layer import QuantType as QuantType
 from lilliput.config.select import Selection
-from lilliput.core.arguments import passes_on
-from lilliput.core.checks import checked_flag, checked_number
+from lilliput.core.checks import checked_choice, checked_flag, checked_number
 from lilliput.errors import ConfigError, Problem, StageError, nearest
 from lilliput.ops.fakequant import by_scale, covering
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.ops.qparams import Grid, QParams, fit
 from lilliput.quantization.placed import ACTIVATIONS
-from lilliput.quantization.ranges import RangeArguments, RangeQuantizer
+from lilliput.quantization.ranges import RangeQuantizer
 from lilliput.registry import register_quantizer
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 log = logging.getLogger("lilliput")
 
@@ -169,31 +165,31 @@ class PTQQuantizer(RangeQuantizer):
     _is_outdated: bool = False
     _is_loaded: bool = False
 
-    @passes_on(RangeArguments, to=RangeQuantizer)
     def __init__(
         self,
-        *args: Any,
+        model: Any = None,
+        config_list: Any = None,
+        optimizer: Any = None,
+        example_inputs: Any = None,
+        *,
         weights: str = "minmax",
         equalize: bool = False,
         smooth: float | None = None,
         adaround: bool | Mapping[str, Any] = False,
         bias_correction: bool | str = False,
         is_bias_correction: bool | None = None,
-        **others: Unpack[RangeArguments],
     ) -> None:
-        if weights not in ("minmax", "mse"):
-            raise ConfigError(f"weights: received {weights!r}, expected 'minmax' or 'mse'.")
-        self.weights = weights
+        self.weights = checked_choice("weights", weights, ("minmax", "mse"))
         self.equalize = checked_flag("equalize", equalize)
         self.smooth = _check_alpha(smooth)
         self.adaround = _check_adaround(adaround)
         asked = bias_correction if is_bias_correction is None else is_bias_correction
-        if asked != _QUICK and not isinstance(asked, bool):
+        if not isinstance(asked, bool) and not (isinstance(asked, str) and asked == _QUICK):
             raise ConfigError(
                 f"bias_correction: received {asked!r}, expected True, False or {_QUICK!r}."
             )
         self.bias_correction = asked
-        super().__init__(*args, **others)
+        super().__init__(model, config_list, optimizer, example_inputs)
 
     def _find_problems(self, selection: Selection) -> list[Problem]:
         """Return a problem for each option without a rule that it applies to."""

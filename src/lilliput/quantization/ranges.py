@@ -12,7 +12,6 @@ from pydantic import AfterValidator, Field, model_validator
 from lilliput.config.layer import LayerInfo, QuantType
 from lilliput.config.select import Selection
 from lilliput.config.spec import QuantRule, Rule
-from lilliput.core.arguments import CompressorArguments
 from lilliput.errors import ConfigError, Problem, StageError
 from lilliput.ops.fakequant import covering, fake_quantize, ranges
 from lilliput.ops.namespace import Tensor, namespace
@@ -67,12 +66,6 @@ class RangeRule(QuantRule):
                         "narrow_range."
                     )
         return self
-
-
-class RangeArguments(CompressorArguments, total=False):
-    """What quantizers of ranges are made with; see :class:`RangeQuantizer`."""
-
-    example_inputs: Any
 
 
 class RangeQuantizer(PlacedQuantizer):

@@ -73,11 +73,13 @@ def _receipt(session: Session) -> Receipt:
 
     log = session.log
     before, after = (Figures.from_dict(log[x]) for x in ("before", "after"))
+    before, after, notes = _timed_together(session, before, after)
     return take_receipt(
-        *_timed_together(session, before, after),
+        before,
+        after,
         metric_name=_metric_name(session.recipe.evaluate),
         max_difference=_largest_difference(session),
-        notes=(*log["notes"], *_about_simulation(session), *_about_timing(session)),
+        notes=(*log["notes"], *_about_simulation(session), *notes),
     )
 
 
@@ -97,32 +99,42 @@ def _about_simulation(session: Session) -> list[str]:
     ]
 
 
-def _timed_together(session: Session, before: Figures, after: Figures) -> list[Figures]:
+def _timed_together(
+    session: Session, before: Figures, after: Figures
+) -> tuple[Figures, Figures, list[str]]:
     """Time the model as it was and what came out in turns: the machine may have changed meanwhile.
 
-    Where a file came out, the model is also counted and weighed as the file of the same format that is timed.
+    Where a file came out, the model is also counted and weighed as a file of the same format; if there is
+    none, its bytes are left out. The third value has notes on what is left out.
     """
     from lilliput.measure.receipt import COUNTED, TIMED
     from lilliput.report.measure import measure_all
 
+    exported = _final_export(session)
     if _is_slow(session):
         untimed: dict[str, Any] = {"p50": None, "p95": None, "runs": 0, "readings": ()}
-        return [replace(before, **untimed), after]
-    original = make_original(session)
-    exported = _final_export(session)
+        untimed |= {} if exported is None else {"bytes": None}
+        return replace(before, **untimed), after, [_about_timing(session, exported is not None)]
+    original, notes = make_original(session), list[str]()
     with tempfile.TemporaryDirectory() as folder:
         models = [original, session.model]
         if exported is not None:
             final = inside(session.folder, exported["path"])
-            models = [_exported_alike(session, original, Path(folder) / final.name), final]
+            models[1], path = final, Path(folder) / final.name
+            try:
+                models[0] = _exported_alike(session, original, path)
+            except LilliputError as error:  # the receipt then names two runtimes
+                before = replace(before, bytes=None)
+                notes = [f"bytes before are unknown: no float file of this format ({error})"]
         timed = measure_all(models, session.inputs)
-    if models[0] is not original:
+    if isinstance(models[0], Path):
         known = [name for name in COUNTED if getattr(timed[0], name) is not None]
         before = replace(before, **{name: getattr(timed[0], name) for name in known})
-    return [
+    before, after = (
         replace(x, **{name: getattr(t, name) for name in TIMED})
         for x, t in zip((before, after), timed, strict=True)
-    ]
+    )
+    return before, after, notes
 
 
 def _is_slow(session: Session) -> bool:
@@ -130,24 +142,19 @@ def _is_slow(session: Session) -> bool:
     return bool(session.log.get("factory_seconds", 0.0) > _QUICK)
 
 
-def _about_timing(session: Session) -> list[str]:
-    """Explain why there is no latency to compare with."""
-    if not _is_slow(session):
-        return []
+def _about_timing(session: Session, is_file: bool) -> str:
+    """Explain why there is no latency, and no file, to compare with."""
+    what = "not timed together with the result"
+    what += " nor written as a file to compare bytes with" if is_file else ""
     seconds = session.log["factory_seconds"]
-    return [
-        f"building the trained model takes {seconds:.0f} s, so it was not timed together with the result"
-    ]
+    return f"building the trained model takes {seconds:.0f} s, so it was {what}"
 
 
-def _exported_alike(session: Session, original: Any, path: Path) -> Any:
-    """Return the original as a file of the same format, so that both use the same runtime."""
-    try:
-        session.framework.evaluation_mode(original)
-        format_ = target_for(path).name
-        export(session.framework, original, format_, path, session.inputs, [], {"check": False})
-    except LilliputError:
-        return original  # the receipt then names two runtimes
+def _exported_alike(session: Session, original: Any, path: Path) -> Path:
+    """Write the original as a file of the same format, so that both use the same runtime."""
+    session.framework.evaluation_mode(original)
+    format_ = target_for(path).name
+    export(session.framework, original, format_, path, session.inputs, [], {"check": False})
     return path
 
 

@@ -163,12 +163,7 @@ def _check_steps(session: Session) -> dict[int, dict[int | str, list[str]]]:
             if step.verb in ("prune", "quantize"):
                 made = [make_compressor(step, session.model, session.inputs)]
             if isinstance(step, FactorizeStep):
-                session.model = _copy_to_factorize(session)
-                made = [algorithm_of("factorize", step.factorize)(session.model, step.config)]
-                made[0].lay_out()
-                if not made[0].result.ranks:
-                    why = f"replaces no layer. {made[0].result.why_left()}. Choose a lower rank."
-                    raise ConfigError([Problem("factorize", why)])
+                made = [_factorize(session, index, step)]
         except ConfigError as error:
             problems += [Problem(f"step {index + 1} → {x.path}", x.message) for x in error.problems]
             continue
@@ -177,6 +172,21 @@ def _check_steps(session: Session) -> dict[int, dict[int | str, list[str]]]:
     if problems:
         raise ConfigError(problems, title="recipe")
     return found
+
+
+def _factorize(session: Session, index: int, step: FactorizeStep) -> Any:
+    """Return the factorizer of a step, after replacing the layers of a copy of the session's model."""
+    session.model = _copy_to_factorize(session)
+    made = algorithm_of("factorize", step.factorize)(session.model, step.config)
+    is_last = not any(x.verb == step.verb for x in session.recipe.steps[index + 1 :])
+    if is_last:
+        made.lay_out()
+    else:  # the ranks of a later step may depend on the weights of this one
+        made.compress()
+    if not made.result.ranks:
+        why = f"replaces no layer. {made.result.why_left()}. Choose a lower rank."
+        raise ConfigError([Problem("factorize", why)])
+    return made
 
 
 def _copy_to_factorize(session: Session) -> Any:

@@ -23,7 +23,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lilliput.errors import ConfigError, nearest
+from lilliput.core.checks import checked_choice
+from lilliput.errors import ConfigError
 from lilliput.export.targets.executed import open_file
 from lilliput.extras import require
 from lilliput.files import make_folder, write_atomically
@@ -257,11 +258,7 @@ def _nearest(task: Task, least: float) -> Trial | None:
 def _check(evaluate: Any, recover: Any, trials: Any, networks: Any) -> None:
     if not callable(evaluate):
         raise ConfigError(f"evaluate: received {evaluate!r}, expected a function of the model.")
-    if recover not in RECOVERIES:
-        raise ConfigError(
-            f"recover: received {recover!r}, expected {', '.join(RECOVERIES)}."
-            f"{nearest(recover, RECOVERIES)}"
-        )
+    checked_choice("recover", recover, RECOVERIES)
     for name, value in (("trials", trials), ("networks", networks)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f"{name}: received {value!r}, expected an integer from 1.")

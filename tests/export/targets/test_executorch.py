@@ -9,7 +9,7 @@ from digits_net import agreement, data, quantized
 from torch import nn
 
 from lilliput.errors import ConfigError, ExportError, StateError
-from lilliput.torch import PTQQuantizer, export_executorch, open_file
+from lilliput.torch import PTQQuantizer, export_executorch, open_file, strip
 
 pytest.importorskip("executorch")
 pytest.importorskip("torchao")
@@ -152,3 +152,11 @@ def test_bad_arguments_and_files_are_refused(tmp_path):
     (tmp_path / "m.pte").write_bytes(b"nothing")
     with pytest.raises(StateError, match="ExecuTorch cannot read the file"):
         open_file(tmp_path / "m.pte")
+
+
+def test_the_receipt_compares_two_programs(exported, tmp_path):
+    model, result = exported
+    other = export_executorch(strip(model), tmp_path / "float.pte", data()[0][:8])
+    receipt = result.receipt
+    assert receipt.before.bytes == pytest.approx(other.bytes, rel=0.02)
+    assert receipt.before.runtime == receipt.after.runtime

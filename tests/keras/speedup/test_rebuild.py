@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from keras import layers
 
+from lilliput.keras import L1NormPruner
 from lilliput.speedup.shrink import speedup
 
 
@@ -226,3 +227,14 @@ def test_a_private_attribute_that_cannot_be_carried_over_is_noted():
     model.layers[0].set_weights([kernel, bias])
     (note,) = speedup(model, extend_masks=True).notes
     assert "were not copied: _odd;" in note and not hasattr(model, "_odd")
+
+
+@pytest.mark.parametrize("name", [None, "image"])
+def test_an_input_keeps_its_name(name):
+    for _ in range(2):  # Keras numbers the tensors of all models
+        inputs = keras.Input((6, 6, 3), name=name)
+        x = keras.layers.Flatten()(keras.layers.Conv2D(8, 3)(inputs))
+        model = keras.Model(inputs, keras.layers.Dense(2)(x))
+    before = [x.name for x in model.inputs]
+    L1NormPruner(model, [{"op_types": ["Conv2D"], "sparsity": 0.5}]).compress()
+    assert [x.name for x in speedup(model).model.inputs] == before

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,10 @@ class LiteRTSettings:
     dynamic_batch: bool
     check: bool
     min_sqnr: float
+
+    def for_float(self) -> LiteRTSettings:
+        """Return the settings of the float file that the file is compared with."""
+        return replace(self, io="float", check=False)
 
 
 def export_litert(
@@ -108,16 +112,16 @@ def write_litert(
     from lilliput.export.keras.litert.build import build, integer_ends, name_ends, serialize
     from lilliput.export.keras.litert.check import check_file
     from lilliput.export.keras.litert.layers import list_layers
+    from lilliput.export.keras.litert.marks import put_mark
     from lilliput.export.keras.litert.notes import find_notes
-    from lilliput.export.keras.litert.sites import mark_site
     from lilliput.export.keras.litert.weights import known_weights
 
     part: Simulating = part_of("keras", "export.simulation")
     simulation = part.simulate(model, inputs)
     known = known_weights(model, simulation)  # before tracing, when variables can be read
-    traced = part_of("keras", "export.trace").trace(simulation, mark_site, settings.dynamic_batch)
+    traced = part_of("keras", "export.trace").trace(simulation, put_mark, settings.dynamic_batch)
     data = part_of("keras", "export.convert").to_litert(traced)
-    draft, found = build(data, traced.sites, simulation, known)
+    draft, found = build(data, traced.marks, simulation, known)
     names = simulation.input_names()
     layers = list_layers(draft, found)
     loops = [draft.name(x) for loop in draft.of_kind("WHILE") for x in loop.outputs]

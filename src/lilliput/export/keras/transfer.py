@@ -55,7 +55,13 @@ def write_by_tensorflow(
     else:
         result = write(model, place, inputs, batches, settings)
     part = part_of("keras", "export.simulation")
+
+    def write_float(path: Path) -> None:
+        plain, _ = part.plain_source(model, inputs[0])
+        write_by_tensorflow(format_, write, plain, path, inputs[0], (), settings.for_float())
+
     result._source = lambda: part.plain_source(model, inputs[0])
+    result._write_float = result._write_float or write_float
     return result
 
 

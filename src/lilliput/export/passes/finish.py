@@ -13,17 +13,17 @@ if TYPE_CHECKING:
 
 
 def finish(draft: Draft, target: str, outputs: Sequence[str]) -> Draft:
-    """Replace the ``Site`` nodes of a graph by integer quantization."""
+    """Replace the ``Mark`` nodes of a graph by integer quantization."""
     from lilliput.export.passes.bias import quantize_biases
     from lilliput.export.passes.fit import fit_target, prepare_target
     from lilliput.export.passes.fold import fold_norms
     from lilliput.export.passes.graph import name_nodes
+    from lilliput.export.passes.marks import replace_marks
     from lilliput.export.passes.propagate import drop_idle_clips, propagate
-    from lilliput.export.passes.sites import replace_sites
 
     draft.traced = draft.model.clone()
     name_nodes(draft.graph)
-    replace_sites(draft)
+    replace_marks(draft)
     drop_idle_clips(draft)
     fold_norms(draft)
     prepare_target(draft, target)

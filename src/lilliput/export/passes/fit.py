@@ -167,7 +167,7 @@ def _add_apart(draft: Draft, node: ir.Node, product: ir.Value, bias: ir.Value) -
 
 def find_notes(layers: list[Layer], draft: Draft, target: str) -> list[str]:
     """Return notes on what makes a file slower than necessary, with the remedy."""
-    notes = note_defaults(draft.places)
+    notes = note_defaults(draft.placements)
     if target == "generic":
         return notes
     signed = [str(n.name) for n in layers_of(draft.graph) if integer_type(n.inputs[0]) in _SIGNED]

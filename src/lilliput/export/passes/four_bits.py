@@ -20,7 +20,7 @@ from lilliput.errors import ExportError
 from lilliput.export.passes.graph import Draft
 from lilliput.export.passes.integers import Array, cast, storage
 from lilliput.frameworks.exporting.grid import on_grid
-from lilliput.frameworks.exporting.simulation import Place, to_array
+from lilliput.frameworks.exporting.simulation import Placement, to_array
 
 _MAKERS = frozenset({"Transpose", "QuantizeLinear", "Reshape", "Mul", "Sub", "Cast"})
 _FOUR_BITS = (ir.DataType.INT4, ir.DataType.UINT4)
@@ -28,9 +28,9 @@ _FOUR_BITS = (ir.DataType.INT4, ir.DataType.UINT4)
 
 def pack_groups(draft: Draft) -> None:
     """Store weights as their original groups, and let the runtime widen them."""
-    for place in {id(x.wrapper): x for x in draft.places if x.is_weight}.values():
-        if place.qparams is not None and place.qparams.groups is not None:
-            _pack(draft, place)
+    for placement in {id(x.wrapper): x for x in draft.placements if x.is_weight}.values():
+        if placement.qparams is not None and placement.qparams.groups is not None:
+            _pack(draft, placement)
     draft.sweep()
 
 
@@ -43,9 +43,9 @@ def packed_type(value: ir.Value | None) -> str:
     return value.dtype.name.lower() if is_constant and value is not None and value.dtype else ""
 
 
-def _pack(draft: Draft, place: Place) -> None:
+def _pack(draft: Draft, placement: Placement) -> None:
     """Replace the integers of a weight, transposed or not, by nodes that compute them."""
-    wide = on_grid(place)
+    wide = on_grid(placement)
     readers = [
         x for x in draft.graph.initializers.values() if x.uses() and x.const_value is not None
     ]
@@ -55,7 +55,7 @@ def _pack(draft: Draft, place: Place) -> None:
         for is_turned in (False, True)
         if _holds(value, wide.integers.T if is_turned else wide.integers)
     ]
-    rows = _computed(draft, place, wide.integers, wide.scale) if found else None
+    rows = _computed(draft, placement, wide.integers, wide.scale) if found else None
     for value, is_turned in found if rows is not None else ():
         first = draft.graph[0]
         made = rows
@@ -75,9 +75,9 @@ def _holds(value: ir.Value, integers: Array) -> bool:
     return np.array_equal(tensor.numpy(), integers)
 
 
-def _computed(draft: Draft, place: Place, wide: Array, columns: Array) -> ir.Value | None:
+def _computed(draft: Draft, placement: Placement, wide: Array, columns: Array) -> ir.Value | None:
     """Return the integers of a weight, computed from its groups; None if these differ in size."""
-    held = place.qparams.groups if place.qparams is not None else None
+    held = placement.qparams.groups if placement.qparams is not None else None
     if held is None or held.qparams.grid.axis is None:
         return None
     axis, size = held.qparams.grid.axis % 2, held.qparams.grid.group_size or 1
@@ -90,9 +90,9 @@ def _computed(draft: Draft, place: Place, wide: Array, columns: Array) -> ir.Val
     parts = [*shape[: axis + 1], size, *shape[axis + 1 :]]
     apart = np.expand_dims(scale.astype(np.float32), axis + 1)
     zero = np.expand_dims(np.broadcast_to(zero, scale.shape), axis + 1)
-    _check(place, wide, integers.reshape(parts), apart, zero, columns)
+    _check(placement, wide, integers.reshape(parts), apart, zero, columns)
     dtype = storage(held.qparams.grid, is_weight=True)
-    first, name = draft.graph[0], f"{place.wrapper.name}.weight"
+    first, name = draft.graph[0], f"{placement.wrapper.name}.weight"
     packed = draft.constant(cast(integers, dtype), f"{name}_in_groups")
     zeros = draft.constant(cast(zero, dtype), f"{name}_group_zero_point")
     to_float = {"to": ir.DataType.FLOAT.value}
@@ -121,14 +121,14 @@ def _computed(draft: Draft, place: Place, wide: Array, columns: Array) -> ir.Val
 
 
 def _check(
-    place: Place, wide: Array, integers: Array, scale: Array, zero: Array, columns: Array
+    placement: Placement, wide: Array, integers: Array, scale: Array, zero: Array, columns: Array
 ) -> None:
     """Raise if the file would compute other integers than the simulation."""
-    axis = 1 - (place.qparams.groups.qparams.grid.axis or 0) % 2  # type: ignore[union-attr]
+    axis = 1 - (placement.qparams.groups.qparams.grid.axis or 0) % 2  # type: ignore[union-attr]
     reals = ((integers - zero).astype(np.float32) * scale).reshape(wide.shape)
     made = np.rint(reals / np.expand_dims(columns, 1 - axis))
     if not np.array_equal(made, wide):
         raise ExportError(
-            f"{place.name}: {int((made != wide).sum())} integers of its groups do not match the simulation "
-            "after rounding; the weight has changed since it was quantized."
+            f"{placement.name}: {int((made != wide).sum())} integers of its groups do not match the "
+            "simulation after rounding; the weight has changed since it was quantized."
         )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx_ir as ir
 
-from lilliput.frameworks.exporting.simulation import Place
+from lilliput.frameworks.exporting.simulation import Placement
 from lilliput.graph.onnx_macs import MACS
 
 if TYPE_CHECKING:
@@ -36,10 +36,10 @@ class Draft:
     ----------
     model : onnx_ir.Model
         The graph that the passes edit.
-    places : list of Place
-        The placements of the ``Site`` nodes.
+    placements : list of Placement
+        The placements of the ``Mark`` nodes.
     tensors : dict
-        From (place, position, call) to the tensor of the quantized activation in the file.
+        From (placement, position, call) to the tensor of the quantized activation in the file.
     notes : list of str
         Notes for the user.
     sizes : OpenSizes, optional
@@ -51,7 +51,7 @@ class Draft:
     """
 
     model: ir.Model
-    places: list[Place]
+    placements: list[Placement]
     tensors: dict[tuple[int, int, int], ir.Value] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     sizes: OpenSizes | None = None

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from lilliput.errors import ExportError
 from lilliput.export.passes.graph import Draft, array_of, integer_attribute, producer
 from lilliput.frameworks.exporting.grid import Scaled, on_grid
-from lilliput.frameworks.exporting.simulation import Place
+from lilliput.frameworks.exporting.simulation import Placement
 from lilliput.ops.qparams import Grid
 
 Array = np.ndarray[Any, Any]
@@ -129,7 +129,7 @@ def name_of(value: ir.Value) -> str:
     return "weight" if held is None or held.name is None else held.name.removesuffix("_quantized")
 
 
-def weight_of(place: Place) -> Stored:
+def weight_of(placement: Placement) -> Stored:
     """Return the integers of the weight that a layer uses.
 
     Raises
@@ -137,10 +137,10 @@ def weight_of(place: Place) -> Stored:
     ExportError
         If the weight is not on the grid that its quantizer reports.
     """
-    found = on_grid(place)
-    if place.qparams is None:
-        raise ExportError(f"layer {place.wrapper.name!r}: its weight has no integer grid.")
-    dtype = storage(place.qparams.grid, is_weight=True)
+    found = on_grid(placement)
+    if placement.qparams is None:
+        raise ExportError(f"layer {placement.wrapper.name!r}: its weight has no integer grid.")
+    dtype = storage(placement.qparams.grid, is_weight=True)
     return Stored(
         found.integers, found.scale, found.zero_point, dtype, found.axis, found.block_size
     )

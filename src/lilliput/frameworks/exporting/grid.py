@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lilliput.errors import ExportError
-from lilliput.frameworks.exporting.simulation import Array, Place, to_array
+from lilliput.frameworks.exporting.simulation import Array, Placement, to_array
 
 
 def spread(
@@ -58,7 +58,7 @@ class OnGrid(Scaled):
     block_size: int | None
 
 
-def on_grid(place: Place) -> OnGrid:
+def on_grid(placement: Placement) -> OnGrid:
     """Return the integers of the weight that a layer uses, computed on first use.
 
     Raises
@@ -66,19 +66,19 @@ def on_grid(place: Place) -> OnGrid:
     ExportError
         If the weight is not on the grid that its quantizer reports.
     """
-    if place.found is None:
-        place.found = _found(place)
-    found: OnGrid = place.found
+    if placement.found is None:
+        placement.found = _found(placement)
+    found: OnGrid = placement.found
     return found
 
 
-def _found(place: Place) -> OnGrid:
-    if place.qparams is None:
-        raise ExportError(f"layer {place.wrapper.name!r}: its weight has no integer grid.")
-    grid = place.qparams.grid
-    weight = place.weight().astype(np.float32, copy=False)
-    scale = to_array(place.qparams.scale).astype(np.float32)
-    zero = to_array(place.qparams.zero_point).astype(np.int32)
+def _found(placement: Placement) -> OnGrid:
+    if placement.qparams is None:
+        raise ExportError(f"layer {placement.wrapper.name!r}: its weight has no integer grid.")
+    grid = placement.qparams.grid
+    weight = placement.weight().astype(np.float32, copy=False)
+    scale = to_array(placement.qparams.scale).astype(np.float32)
+    zero = to_array(placement.qparams.zero_point).astype(np.int32)
     zero = np.array(np.broadcast_to(zero, scale.shape))
     axis = None if grid.axis is None else grid.axis % weight.ndim
     steps, zeros = (spread(x, weight.shape, axis, grid.group_size) for x in (scale, zero))
@@ -89,24 +89,24 @@ def _found(place: Place) -> OnGrid:
     np.clip(levels, grid.low - zeros, grid.high - zeros, out=levels)
     integers = levels.astype(np.int32)
     integers += zeros
-    _check(place, weight, levels.astype(np.float32, copy=False), steps)
+    _check(placement, weight, levels.astype(np.float32, copy=False), steps)
     return OnGrid(integers, scale, zero, axis, grid.group_size)
 
 
-def _check(place: Place, weight: Array, levels: Array, steps: Array) -> None:
+def _check(placement: Placement, weight: Array, levels: Array, steps: Array) -> None:
     """Raise if the integers, without their zero points, do not represent the layer's weight."""
     largest = max(1.0, float(levels.max(initial=0)), -float(levels.min(initial=0)))
     error = np.asarray(levels * steps)
     error -= weight
     np.abs(error, out=error)
     rounding = 8 * np.finfo(np.float32).eps
-    if place.is_half:
+    if placement.is_half:
         rounding = 0.01  # the weight itself is in half precision
     reach = np.abs(steps) * np.float32(largest)
     if not (error <= rounding * reach + np.finfo(np.float32).tiny).all():
         worst = float((error / np.abs(steps)).max())
         raise ExportError(
-            f"layer {place.wrapper.name!r}: its weight is not on the grid that "
-            f"{type(place.wrapper.quantizer).__name__}.qparams() gives (off by up to {worst:.3g} "
+            f"layer {placement.wrapper.name!r}: its weight is not on the grid that "
+            f"{type(placement.wrapper.quantizer).__name__}.qparams() gives (off by up to {worst:.3g} "
             "steps), so integers would not match the simulation; correct qparams()."
         )

@@ -24,7 +24,7 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 Key = tuple[int, int, QuantType]
 AnySimulation = TypeVar("AnySimulation", bound="Simulation")
 
-DOMAIN = "lilliput"  # of the ``Site`` nodes in a trace
+DOMAIN = "lilliput"  # of the ``Mark`` nodes in a trace
 
 
 def to_array(tensor: Tensor) -> Array:
@@ -36,7 +36,7 @@ def to_array(tensor: Tensor) -> Array:
 
 
 @dataclass(eq=False)
-class Place:
+class Placement:
     """One quantized tensor of one layer: its weight, inputs or outputs.
 
     Parameters
@@ -96,10 +96,10 @@ def key_of(wrapper: Any, quant_type: QuantType) -> Key:
 
 
 @dataclass(frozen=True)
-class Site:
+class Mark:
     """One quantization in a trace: its placement, the index of the tensor, and the call."""
 
-    place: int
+    placement: int
     position: int
     call: int
 
@@ -110,7 +110,7 @@ class Simulation(ABC):
 
     model: Any
     inputs: Inputs
-    places: list[Place] = field(default_factory=list)
+    placements: list[Placement] = field(default_factory=list)
     outputs: list[Tensor] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     axes: tuple[Axis, ...] = ()
@@ -121,16 +121,16 @@ class Simulation(ABC):
         cls: type[AnySimulation], model: Any, inputs: Inputs, keep: bool = False
     ) -> AnySimulation:
         """Run a model for inference; ``keep`` the results of all quantizers."""
-        found, places = cls(model, inputs), dict[Key, Place]()
+        found, placements = cls(model, inputs), dict[Key, Placement]()
         quantize = found.marker(as_simulated)
 
         def record(
             wrapper: Any, kind: QuantType, tensors: tuple[Tensor, ...]
         ) -> tuple[Tensor, ...]:
             results = quantize(wrapper, kind, tensors)
-            place = places.setdefault(key_of(wrapper, kind), Place(wrapper, kind))
-            if keep and not place.is_weight:
-                place.results.append(tuple(np.array(to_array(x)) for x in results))
+            placement = placements.setdefault(key_of(wrapper, kind), Placement(wrapper, kind))
+            if keep and not placement.is_weight:
+                placement.results.append(tuple(np.array(to_array(x)) for x in results))
             return results
 
         with found.explained():
@@ -138,9 +138,9 @@ class Simulation(ABC):
         found.outputs, found.names = found.tensors(output), found.output_names(output)
         found.check_outputs()
         with backend_of(model).no_grad():
-            for place in places.values():
-                place.qparams = _qparams_of(place)
-        found.places = list(places.values())
+            for placement in placements.values():
+                placement.qparams = _qparams_of(placement)
+        found.placements = list(placements.values())
         return found
 
     def again(self: AnySimulation, inputs: Inputs, keep: bool = False) -> AnySimulation:
@@ -165,8 +165,8 @@ class Simulation(ABC):
     def forget(self) -> None:
         """Release the memory of intermediate results."""
         self._seen.clear()
-        for place in self.places:
-            place.found = None
+        for placement in self.placements:
+            placement.found = None
 
     def takes(self, inputs: Inputs) -> bool:
         """Whether the model runs on other inputs and returns numbers."""
@@ -289,16 +289,16 @@ def _are_numbers(outputs: Sequence[Tensor]) -> bool:
     return bool(arrays) and all(x.size and np.isfinite(x).all() for x in arrays)
 
 
-def _qparams_of(place: Place) -> QParams | None:
+def _qparams_of(placement: Placement) -> QParams | None:
     """Return the grid of a placement with NumPy arrays, since tensors cannot be read while tracing."""
-    quantizer = place.wrapper._quantizer()
-    found = quantizer.qparams(place.wrapper, place.quant_type)
+    quantizer = placement.wrapper._quantizer()
+    found = quantizer.qparams(placement.wrapper, placement.quant_type)
     if found is None:
         return None
     if not isinstance(found, QParams):
         raise AlgorithmError(
             f"{type(quantizer).__name__}.qparams() returned {type(found).__name__} for "
-            f"{place.name}; expected a QParams, or None."
+            f"{placement.name}; expected a QParams, or None."
         )
     return replace(found, scale=to_array(found.scale), zero_point=to_array(found.zero_point))
 

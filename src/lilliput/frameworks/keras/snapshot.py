@@ -76,8 +76,8 @@ def watch(model: Any, example_inputs: Any, timing: bool) -> tuple[int | None, di
     works: dict[int, Work] = {}
     by_path = layers_by_path(model)
 
-    def note(site: Any, args: Any, output: Any) -> None:
-        layer, path = site
+    def note(found: Any, args: Any, output: Any) -> None:
+        layer, path = found
         given = [tuple(x.shape) for x in tree.flatten(args) if hasattr(x, "shape")]
         made = [tuple(x.shape) for x in tree.flatten(output) if hasattr(x, "shape")]
         if given and made:

@@ -16,6 +16,7 @@ from lilliput.frameworks.keras.graph import function_of
 from lilliput.frameworks.keras.kernels import checked_runner
 from lilliput.frameworks.keras.variables import to_array
 from lilliput.graph.cuts import Array
+from lilliput.ops import closeness
 
 _SEED = 20_230
 _BATCH = 2
@@ -106,7 +107,7 @@ def disturbed(arrays: Mapping[int, Array], masks: Mapping[int, Array]) -> dict[i
 
 
 def relative_error(expected: list[Array], received: list[Array]) -> float:
-    """Return the largest error, relative to the largest entry of each array; inf if shapes differ.
+    """Return the largest error of all arrays, relative to their sizes; inf if shapes differ.
 
     Examples
     --------
@@ -119,12 +120,6 @@ def relative_error(expected: list[Array], received: list[Array]) -> float:
     for a, b in zip(expected, received, strict=True):
         if not np.issubdtype(a.dtype, np.floating):
             worst = max(worst, 0.0 if np.array_equal(a, b) else float("inf"))
-            continue
-        a, b = a.astype("float64"), b.astype("float64")
-        finite = np.isfinite(a)
-        if not np.array_equal(finite, np.isfinite(b)):
-            return float("inf")
-        if finite.any():
-            scale = float(np.abs(a[finite]).max()) or 1.0
-            worst = max(worst, float(np.abs((a - b)[finite]).max()) / scale)
+        else:
+            worst = max(worst, closeness.relative_error(a, b))
     return worst

@@ -43,6 +43,9 @@ class Training(ABC):
     def check_optimizer(self, optimizer: Any, wrappers: Sequence[Any]) -> None:
         """Raise if the optimizer cannot be hooked or does not train the weights."""
 
+    def check_regrowth(self, optimizer: Any, wrappers: Sequence[Any]) -> None:  # noqa: B027
+        """Raise if it is unknown what the optimizer remembers of a weight that is new to it."""
+
     @abstractmethod
     def add_to_optimizer(self, optimizer: Any, wrappers: Sequence[Any]) -> list[Any]:
         """Add the wrappers' own parameters to the optimizer; return removable handles."""

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from lilliput.frameworks.torch.first_state import UnknownStateError, first_values
+
 _MULTIPLIED = (torch.float32, torch.float64)
 _BLOCK = 131_072  # numbers
 
@@ -173,27 +175,24 @@ def _local(tensor: Any, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 def forget_(optimizer: torch.optim.Optimizer, parameter: Tensor, mask: Tensor) -> None:
     """Reset the optimizer state of the pruned entries, such as momentum, to that of new weights."""
-    for name, record in optimizer.state.get(parameter, {}).items():
-        if not isinstance(record, Tensor) or record.shape != parameter.shape:
+    state = optimizer.state.get(parameter, {})
+    names = [k for k, x in state.items() if isinstance(x, Tensor) and x.shape == parameter.shape]
+    if not names:
+        return
+    try:
+        first = first_values(optimizer, parameter)
+    except UnknownStateError:  # refused by algorithms whose weights come back
+        first = {}
+    for name in names:
+        record, value = state[name], first.get(name, 0.0)
+        if value is None:
             continue
         if record.is_sparse:  # the momentum of an Embedding(sparse=True)
             kept = record.to_dense() * (mask != 0)
             record.copy_(kept.to_sparse(record.sparse_dim()))
         else:
             local, part = _local(record, mask)
-            local.masked_fill_(part == 0, _first_value(optimizer, parameter, name))
-
-
-def _first_value(optimizer: torch.optim.Optimizer, parameter: Tensor, name: str) -> float:
-    """Return the initial value of an optimizer's state: zero, with two exceptions."""
-    if isinstance(optimizer, torch.optim.Rprop) and name == "step_size":
-        setting = "lr"
-    elif isinstance(optimizer, torch.optim.Adagrad) and name == "sum":
-        setting = "initial_accumulator_value"
-    else:
-        return 0.0
-    groups = optimizer.param_groups
-    return float(next(g[setting] for g in groups if any(p is parameter for p in g["params"])))
+            local.masked_fill_(part == 0, value)
 
 
 def is_parametrized(module: nn.Module, name: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from lilliput.errors import ConfigError, nearest
+from lilliput.core.checks import checked_choice
 from lilliput.extras import require
 
 STRATEGIES = ("knapsack", "evolution", "netadapt", "annealing", "bayes")
@@ -15,10 +15,7 @@ _NEEDED = {"bayes": "optuna"}  # packages
 
 def strategy_named(name: Any) -> Callable[[Any], Any]:
     """Return the function of a strategy."""
-    if name not in STRATEGIES:
-        raise ConfigError(
-            f"strategy: received {name!r}, expected {', '.join(STRATEGIES)}.{nearest(name, STRATEGIES)}"
-        )
+    checked_choice("strategy", name, STRATEGIES)
     if name in _NEEDED:
         require(_NEEDED[name], f"strategy {name!r} needs pip install 'lilliput[search]'")
     found: Callable[[Any], Any] = import_module(f"lilliput.search.strategies.{name}").search

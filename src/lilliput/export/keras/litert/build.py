@@ -9,19 +9,19 @@ from lilliput.errors import ExportError
 from lilliput.export.keras.litert.biases import pull_biases
 from lilliput.export.keras.litert.draft import Draft
 from lilliput.export.keras.litert.fuse import fuse, store_weights
+from lilliput.export.keras.litert.marks import replace_marks
 from lilliput.export.keras.litert.propagate import propagate, quantized_to
 from lilliput.export.keras.litert.schema import schema
-from lilliput.export.keras.litert.sites import replace_sites
 from lilliput.export.keras.litert.weights import Found, Known, find_weights
-from lilliput.frameworks.exporting.simulation import Simulation, Site
+from lilliput.frameworks.exporting.simulation import Mark, Simulation
 
 
 def build(
-    data: bytes, sites: Sequence[Site], simulation: Simulation, known: Sequence[Known]
+    data: bytes, marks: Sequence[Mark], simulation: Simulation, known: Sequence[Known]
 ) -> tuple[Draft, dict[int, Found]]:
     """Return the file as a graph that uses integers where possible, and its weights."""
     draft = Draft.read(data)
-    replace_sites(draft, sites, simulation)
+    replace_marks(draft, marks, simulation)
     pull_biases(draft)
     weights = find_weights(draft, known)
     changed = True

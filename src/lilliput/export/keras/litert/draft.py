@@ -51,7 +51,7 @@ class Draft:
     model : ModelT
         The whole file.
     tensors : dict
-        From (place, position, call) to the tensor of the quantized activation.
+        From (placement, position, call) to the tensor of the quantized activation.
     """
 
     model: Any

@@ -7,7 +7,7 @@ from typing import Any
 
 from lilliput.export.keras.litert.draft import Draft
 from lilliput.export.keras.litert.layers import count_operators
-from lilliput.export.keras.litert.sites import fit_int8
+from lilliput.export.keras.litert.marks import fit_int8
 from lilliput.export.keras.litert.weights import Found
 from lilliput.export.notes import note_defaults
 from lilliput.frameworks.exporting.layer import Layer, some_of
@@ -18,19 +18,19 @@ def find_notes(
     draft: Draft, simulation: Simulation, weights: Mapping[int, Found], layers: list[Layer]
 ) -> list[str]:
     """Return notes on what makes a file larger or slower than necessary."""
-    if not simulation.places:
+    if not simulation.placements:
         return []
     integers, floats = count_operators(draft)
     notes = [f"{integers} operators on integers, {floats} on floats{_which(draft)}"]
-    notes += note_defaults(simulation.places)
-    wide = [p.name for p in simulation.places if not p.is_weight and fit_int8(p) is None]
+    notes += note_defaults(simulation.placements)
+    wide = [p.name for p in simulation.placements if not p.is_weight and fit_int8(p) is None]
     if wide:
         notes.append(
             f"{some_of(wide)}: activations that do not fit into int8 are quantized in floating point, as in "
             "the simulation; use 8 bits or fewer and one scale per tensor for integer kernels."
         )
     stored = {found.name for found in weights.values() if found.integers is not None}
-    kept = [p.wrapper.name for p in simulation.places if p.is_weight]
+    kept = [p.wrapper.name for p in simulation.placements if p.is_weight]
     left = [name for name in kept if name not in stored]
     if left:
         reasons = {found.name: found.reason for found in weights.values()}

@@ -19,7 +19,7 @@ from lilliput.errors import UnsupportedModelError
 from lilliput.export.keras.litert.draft import Draft, Scales
 from lilliput.frameworks import backend_of
 from lilliput.frameworks.exporting.grid import on_grid
-from lilliput.frameworks.exporting.simulation import Array, Place, Simulation, to_array
+from lilliput.frameworks.exporting.simulation import Array, Placement, Simulation, to_array
 
 # The position of an operator's weight, and its axis of output channels, or of rows of a table.
 WEIGHTS = {
@@ -41,7 +41,7 @@ class Known:
 
     name: str
     weight: Array
-    place: Place | None = None
+    placement: Placement | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,9 +56,11 @@ class Found:
 
 def known_weights(model: Any, simulation: Simulation) -> list[Known]:
     """Return every weight of a model with two axes or more: those of quantizers, then the others."""
-    places = [place for place in simulation.places if place.is_weight]
-    found = [Known(place.wrapper.name, place.weight(), place) for place in places]
-    taken = {id(place.wrapper.module) for place in places}
+    placements = [placement for placement in simulation.placements if placement.is_weight]
+    found = [
+        Known(placement.wrapper.name, placement.weight(), placement) for placement in placements
+    ]
+    taken = {id(placement.wrapper.module) for placement in placements}
     try:
         layers = backend_of(model).layers(model)
     except UnsupportedModelError:  # a layer that is never called is not built
@@ -133,13 +135,13 @@ def _factors(rows: Array, weight: Array, is_folded: bool) -> Array | None:
 
 
 def _found(known: Known, layout: Any, factor: Array, axis: int) -> Found:
-    if known.place is None or known.place.qparams is None:
+    if known.placement is None or known.placement.qparams is None:
         reason = "its weight is not quantized"
-        if known.place is not None:
+        if known.placement is not None:
             reason = "the algorithm gives its weight no integer grid"
         return Found(known.name, reason=reason)
-    stored = on_grid(known.place)
-    grid = known.place.qparams.grid
+    stored = on_grid(known.placement)
+    grid = known.placement.qparams.grid
     if grid.group_size is not None:
         return Found(known.name, reason="LiteRT has no scales for groups of weights")
     if np.any(stored.zero_point):

@@ -14,13 +14,20 @@ import onnx_ir as ir
 from lilliput.export.keras.scopes import layer_of
 from lilliput.export.passes.graph import SCOPES, Draft
 from lilliput.frameworks import part_of
-from lilliput.frameworks.exporting.simulation import DOMAIN, Key, Place, Simulation, Site, Tensor
+from lilliput.frameworks.exporting.simulation import (
+    DOMAIN,
+    Key,
+    Mark,
+    Placement,
+    Simulation,
+    Tensor,
+)
 
-_FIRST = 4096.0  # the slope of site 0
+_FIRST = 4096.0  # the slope of mark 0
 
 
-def mark_site(tensor: Tensor, place: Place, number: int) -> Tensor:
-    """Return an activation passed through a LeakyRelu whose slope is the number of the site."""
+def put_mark(tensor: Tensor, placement: Placement, number: int) -> Tensor:
+    """Return an activation passed through a LeakyRelu whose slope is the number of the mark."""
     return part_of("keras", "export.trace").put_leaky_relu(tensor, _FIRST + number)
 
 
@@ -30,34 +37,34 @@ def named_weights(simulation: Simulation) -> dict[Key, str]:
     Recurrent layers are recognized by their constant weights, so these are kept as constants.
     """
     return {
-        place.key: f"lilliput_weight_{number}"
-        for number, place in enumerate(simulation.places)
-        if place.is_weight
-        and place.qparams is not None
-        and not place.wrapper.layer_info.is_bypassed
+        placement.key: f"lilliput_weight_{number}"
+        for number, placement in enumerate(simulation.placements)
+        if placement.is_weight
+        and placement.qparams is not None
+        and not placement.wrapper.layer_info.is_bypassed
     }
 
 
 def draft_of(simulation: Simulation, dynamic_batch: bool, opset: int) -> Draft:
-    """Return a model as an ONNX graph with a ``Site`` wherever an activation is quantized."""
+    """Return a model as an ONNX graph with a ``Mark`` wherever an activation is quantized."""
     part, weights = part_of("keras", "export.trace"), named_weights(simulation)
-    traced = part.trace(simulation, mark_site, dynamic_batch, weights)
+    traced = part.trace(simulation, put_mark, dynamic_batch, weights)
     proto = part_of("keras", "export.convert").to_onnx(traced, opset)
-    draft = Draft(ir.serde.deserialize_model(proto), simulation.places)
+    draft = Draft(ir.serde.deserialize_model(proto), simulation.placements)
     _name_scopes(draft, part_of("keras", "snapshot").paths(simulation.model))
-    _write_sites(draft, traced.sites)
+    _write_marks(draft, traced.marks)
     return draft
 
 
-def _write_sites(draft: Draft, sites: Sequence[Site]) -> None:
+def _write_marks(draft: Draft, marks: Sequence[Mark]) -> None:
     for node in [x for x in draft.graph if x.op_type == "LeakyRelu"]:
         slope = node.attributes.get("alpha")
         number = -1.0 if slope is None else slope.as_float() - _FIRST
         if number < 0:
             continue
-        site = sites[int(number)]
-        attributes = {"id": site.place, "position": site.position, "call": site.call}
-        marked = ir.node("Site", [node.inputs[0]], attributes, domain=DOMAIN, version=1)
+        mark = marks[int(number)]
+        attributes = {"id": mark.placement, "position": mark.position, "call": mark.call}
+        marked = ir.node("Mark", [node.inputs[0]], attributes, domain=DOMAIN, version=1)
         marked.metadata_props.update(node.metadata_props)
         old, new = node.outputs[0], marked.outputs[0]
         new.shape, new.type = old.shape, old.type

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from lilliput.export.passes.graph import Draft, array_of, only_reader, path_of
 from lilliput.frameworks.exporting.simulation import Array
 
-_UNARY = ("Relu", "Clip", "LeakyRelu", "Site")
+_UNARY = ("Relu", "Clip", "LeakyRelu", "Mark")
 _LAYERS = ("Conv", "ConvTranspose", "Gemm")
 
 

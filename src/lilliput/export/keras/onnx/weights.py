@@ -11,38 +11,38 @@ import onnx_ir as ir
 from lilliput.export.keras.onnx.convert import named_weights, set_scope
 from lilliput.export.passes.graph import Draft, array_of
 from lilliput.export.passes.integers import Stored, weight_of
-from lilliput.frameworks.exporting.simulation import Array, Place, Simulation
+from lilliput.frameworks.exporting.simulation import Array, Placement, Simulation
 
 _CHANGES = ("Transpose", "Reshape", "Unsqueeze", "Squeeze", "Identity")
 
 
 def write_weights(draft: Draft, simulation: Simulation) -> None:
     """Replace the inputs that represent weights by constants."""
-    places = {place.key: place for place in simulation.places}
+    placements = {placement.key: placement for placement in simulation.placements}
     inputs = {str(value.name): value for value in draft.graph.inputs}
     for key, name in named_weights(simulation).items():
         if name in inputs:
-            _write(draft, inputs[name], places[key])
+            _write(draft, inputs[name], placements[key])
             draft.graph.inputs.remove(inputs[name])
     draft.sweep()
 
 
-def _write(draft: Draft, value: ir.Value, place: Place) -> None:
-    stored = weight_of(place)
-    name = f"{place.wrapper.name}.weight"
+def _write(draft: Draft, value: ir.Value, placement: Placement) -> None:
+    stored = weight_of(placement)
+    name = f"{placement.wrapper.name}.weight"
     for end, nodes in list(_chains(value, ())):
         reader = next((use.node for use in end.uses()), None)
         if reader is None:
             continue
         for use in end.uses():
-            set_scope(use.node, place.wrapper.name)
+            set_scope(use.node, placement.wrapper.name)
         turned = _turned(stored, nodes)
         if turned is None:
-            reals = _apply(place.weight(), nodes)
+            reals = _apply(placement.weight(), nodes)
             draft.replace(end, draft.constant(reals, f"{name}_simulated"))
             draft.notes.append(
-                f"{place.wrapper.name}: its weight is stored in floating point, because its scales do not "
-                "follow an axis of the ONNX layout."
+                f"{placement.wrapper.name}: its weight is stored in floating point, because its scales do "
+                "not follow an axis of the ONNX layout."
             )
         else:
             label = name if not nodes else f"{name}_turned"

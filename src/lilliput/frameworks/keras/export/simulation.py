@@ -43,7 +43,11 @@ class KerasSimulation(Simulation):
 
     def marker(self, others: Marker) -> Marker:
         """Return a marker with precomputed weights, which would otherwise take most of the time."""
-        weights = {place.key: place.weight() for place in self.places if place.is_weight}
+        weights = {
+            placement.key: placement.weight()
+            for placement in self.placements
+            if placement.is_weight
+        }
 
         def mark(wrapper: Any, kind: QuantType, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             if kind is not QuantType.WEIGHT:

@@ -18,9 +18,9 @@ from lilliput.frameworks import backend_of
 from lilliput.frameworks.exporting.simulation import (
     Array,
     Key,
-    Place,
+    Mark,
+    Placement,
     Simulation,
-    Site,
     Tensor,
     as_simulated,
     key_of,
@@ -35,15 +35,15 @@ NEEDS_TENSORFLOW = "exporting a Keras model needs TensorFlow: pip install 'lilli
 
 @dataclass(eq=False)
 class Trace:
-    """A TensorFlow function that computes the same as a model, and the quantizations of its sites."""
+    """A TensorFlow function that computes the same as a model, and the quantizations of its marks."""
 
     function: Any
     concrete: Any
     specs: list[Any]
-    sites: list[Site]
+    marks: list[Mark]
 
 
-Activation = Callable[[Tensor, Place, int], Tensor]
+Activation = Callable[[Tensor, Placement, int], Tensor]
 
 
 def require_tensorflow() -> Any:
@@ -70,29 +70,29 @@ def trace(
 ) -> Trace:
     """Return a model as a function, with ``activation`` instead of the quantizers of activations.
 
-    ``activation(tensor, place, number)`` gets the number of the site. Placements without an integer grid are
-    traced as the operations of their algorithm. Quantized weights are constants of the function, except
-    those named by ``weights``: these are additional inputs after those of the model.
+    ``activation(tensor, placement, number)`` gets the number of the mark. Placements without an integer grid
+    are traced as the operations of their algorithm. Quantized weights are constants of the function,
+    except those named by ``weights``: these are additional inputs after those of the model.
     """
     tensorflow = require_tensorflow()
-    numbers = {place.key: i for i, place in enumerate(simulation.places)}
+    numbers = {placement.key: i for i, placement in enumerate(simulation.placements)}
     calls: dict[tuple[int, int], int] = defaultdict(int)
-    sites: list[Site] = []
+    marks: list[Mark] = []
 
     def mark(wrapper: Any, kind: QuantType, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         number = numbers[key_of(wrapper, kind)]
-        place = simulation.places[number]
-        if place.is_weight:
-            return (given[place.key],) if place.key in given else (place.weight(),)
-        if place.qparams is None or place.qparams.is_result:
+        placement = simulation.placements[number]
+        if placement.is_weight:
+            return (given[placement.key],) if placement.key in given else (placement.weight(),)
+        if placement.qparams is None or placement.qparams.is_result:
             tensors = as_simulated(wrapper, kind, tensors)
-        if place.qparams is None:
+        if placement.qparams is None:
             return tensors
         found = []
         for position, tensor in enumerate(tensors):
-            sites.append(Site(number, position, calls[number, position]))
+            marks.append(Mark(number, position, calls[number, position]))
             calls[number, position] += 1
-            found.append(activation(tensor, place, len(sites) - 1))
+            found.append(activation(tensor, placement, len(marks) - 1))
         return tuple(found)
 
     args, given = simulation.inputs[0], dict[Key, Tensor]()
@@ -108,7 +108,11 @@ def trace(
         tensorflow.TensorSpec(shape, x.dtype, f"lilliput_input_{i}")
         for i, (shape, x) in enumerate(_shapes(arrays, dynamic_batch))
     ]
-    held = {place.key: place.weight() for place in simulation.places if place.is_weight}
+    held = {
+        placement.key: placement.weight()
+        for placement in simulation.placements
+        if placement.is_weight
+    }
     specs += [
         tensorflow.TensorSpec(held[key].shape, held[key].dtype, name)
         for key, name in weights.items()
@@ -116,7 +120,7 @@ def trace(
     with quiet_tensorflow():
         try:
             function = tensorflow.function(run, input_signature=specs, autograph=False)
-            return Trace(function, function.get_concrete_function(), specs, sites)
+            return Trace(function, function.get_concrete_function(), specs, marks)
         except LilliputError:
             raise
         except Exception as error:

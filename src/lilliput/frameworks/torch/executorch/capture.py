@@ -21,7 +21,7 @@ from lilliput.errors import ExportError, LilliputError
 from lilliput.frameworks.exporting.grid import OnGrid, on_grid
 from lilliput.frameworks.exporting.simulation import (
     Inputs,
-    Place,
+    Placement,
     Simulation,
     as_simulated,
     first_line,
@@ -39,7 +39,7 @@ QUANTIZE, DEQUANTIZE = OPS.quantize_per_tensor.default, OPS.dequantize_per_tenso
 DEQUANTIZE_WEIGHT = OPS.dequantize_per_channel.default
 LOW, HIGH = -128, 127
 Integers = tuple[Tensor, Tensor, Tensor, int]  # a weight, its scales and zero points, their axis
-Key = tuple[int, int, int]  # place, position, call
+Key = tuple[int, int, int]  # placement, position, call
 Grid = tuple[float, float]  # scale and zero point
 
 
@@ -56,7 +56,7 @@ class Captured:
     shapes : Any
         The dynamic sizes, in the form of ``torch.export``.
     tensors : dict
-        From a quantized activation (place, position, call) to its quantize node.
+        From a quantized activation (placement, position, call) to its quantize node.
     notes : list of str
         Notes for the user.
     """
@@ -145,13 +145,13 @@ class _Marks:
 
     def __init__(self, simulation: Simulation, is_float: bool) -> None:
         self.simulation, self.is_float = simulation, is_float
-        self.numbers = {place.key: i for i, place in enumerate(simulation.places)}
+        self.numbers = {placement.key: i for i, placement in enumerate(simulation.placements)}
         self.calls: dict[tuple[int, int], int] = defaultdict(int)
         self.keys: list[Key] = []
         # Created before tracing, while values can be read.
-        places = [] if is_float else simulation.places
-        self.weights = {p.key: _weight(p) for p in places if p.is_weight}
-        self.grids = {p.key: _grid_of(p) for p in places if not p.is_weight and p.qparams}
+        placements = [] if is_float else simulation.placements
+        self.weights = {p.key: _weight(p) for p in placements if p.is_weight}
+        self.grids = {p.key: _grid_of(p) for p in placements if not p.is_weight and p.qparams}
 
     def __call__(
         self, wrapper: Any, kind: QuantType, tensors: tuple[Tensor, ...]
@@ -160,17 +160,19 @@ class _Marks:
         if self.is_float:
             return tensors
         number = self.numbers[key_of(wrapper, kind)]
-        place = self.simulation.places[number]
-        if place.is_weight:
-            return (_dequantized(self.weights[place.key]),)
-        if place.qparams is None or place.qparams.is_result:
+        placement = self.simulation.placements[number]
+        if placement.is_weight:
+            return (_dequantized(self.weights[placement.key]),)
+        if placement.qparams is None or placement.qparams.is_result:
             tensors = as_simulated(wrapper, kind, tensors)
-        if place.qparams is None:
+        if placement.qparams is None:
             return tensors
-        return tuple(self._activation(x, place, number, i) for i, x in enumerate(tensors))
+        return tuple(self._activation(x, placement, number, i) for i, x in enumerate(tensors))
 
-    def _activation(self, tensor: Tensor, place: Place, number: int, position: int) -> Tensor:
-        scale, zero, low, high = self.grids[place.key]
+    def _activation(
+        self, tensor: Tensor, placement: Placement, number: int, position: int
+    ) -> Tensor:
+        scale, zero, low, high = self.grids[placement.key]
         if (low, high) != (LOW, HIGH):  # XNNPACK ignores the bounds of the operator
             tensor = hardtanh(tensor, (low - zero) * scale, (high - zero) * scale)
         call = self.calls[number, position]
@@ -181,34 +183,34 @@ class _Marks:
         return found
 
 
-def _grid_of(place: Place) -> tuple[float, int, int, int]:
+def _grid_of(placement: Placement) -> tuple[float, int, int, int]:
     """Return scale, zero point and the lowest and highest integer of an activation, in int8."""
-    if place.qparams is None:
-        raise ExportError(f"{place.name}: it has no integer grid.")
-    grid = place.qparams.grid
+    if placement.qparams is None:
+        raise ExportError(f"{placement.name}: it has no integer grid.")
+    grid = placement.qparams.grid
     if grid.is_dynamic:
         raise ExportError(
-            f"{place.name}: its scale is computed in each call (observer 'dynamic'), which Lilliput does not "
-            "support for ExecuTorch; calibrate it, or export ONNX."
+            f"{placement.name}: its scale is computed in each call (observer 'dynamic'), which Lilliput does "
+            "not support for ExecuTorch; calibrate it, or export ONNX."
         )
     if grid.axis is not None or grid.bits > 8:
         what = "a scale per channel" if grid.axis is not None else f"{grid.bits} bits"
         raise ExportError(
-            f"{place.name}: XNNPACK does not support activations with {what}; use 8 bits and one scale per "
-            "tensor."
+            f"{placement.name}: XNNPACK does not support activations with {what}; use 8 bits and one scale "
+            "per tensor."
         )
     shift = 0 if grid.is_signed else 128
-    zero = int(to_array(place.qparams.zero_point)) - shift
-    return float(to_array(place.qparams.scale)), zero, grid.low - shift, grid.high - shift
+    zero = int(to_array(placement.qparams.zero_point)) - shift
+    return float(to_array(placement.qparams.scale)), zero, grid.low - shift, grid.high - shift
 
 
-def _weight(place: Place) -> Tensor | Integers:
+def _weight(placement: Placement) -> Tensor | Integers:
     """Return a weight as int8 with one scale per channel, or in float if that is impossible."""
-    plain = torch.from_numpy(np.array(place.weight()))
-    if place.qparams is None:
+    plain = torch.from_numpy(np.array(placement.weight()))
+    if placement.qparams is None:
         return plain
-    found = on_grid(place)
-    grid = place.qparams.grid
+    found = on_grid(placement)
+    grid = placement.qparams.grid
     shift = 0 if grid.is_signed else 128
     if found.block_size is not None or grid.bits > 8 or (found.zero_point != shift).any():
         return torch.from_numpy(found.reals())

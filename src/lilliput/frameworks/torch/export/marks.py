@@ -15,38 +15,38 @@ from torch import Tensor
 
 from lilliput.frameworks.exporting.simulation import DOMAIN
 
-_NAME = f"{DOMAIN}::site"
+_NAME = f"{DOMAIN}::mark"
 _once = Lock()
 _TYPES = ("float", "float16", "double", "bfloat16")
 
 
-def site_operator() -> Any:
-    """Return the operator, ``site(tensor, place, position)``, which is registered on first use."""
+def mark_operator() -> Any:
+    """Return the operator, ``mark(tensor, placement, position)``, which is registered on first use."""
     with _once:
         _library()
-    return getattr(torch.ops, DOMAIN).site.default
+    return getattr(torch.ops, DOMAIN).mark.default
 
 
 @cache  # the operator disappears with the library object
 def _library() -> Any:
     library: Any = torch.library.Library(DOMAIN, "FRAGMENT")  # type: ignore[no-untyped-call]
-    library.define("site(Tensor tensor, int place, int position) -> Tensor")
-    library.impl("site", _same, "CompositeExplicitAutograd")
+    library.define("mark(Tensor tensor, int placement, int position) -> Tensor")
+    library.impl("mark", _same, "CompositeExplicitAutograd")
     torch.library.register_fake(_NAME, _like, lib=library)
     return library
 
 
-def _same(tensor: Tensor, place: int, position: int) -> Tensor:
+def _same(tensor: Tensor, placement: int, position: int) -> Tensor:
     return tensor.clone()
 
 
-def _like(tensor: Tensor, place: int, position: int) -> Tensor:
+def _like(tensor: Tensor, placement: int, position: int) -> Tensor:
     return torch.empty_like(tensor)
 
 
-def write_site(tensor: Any, place: int, position: int) -> Any:
-    """Write the operator as a ``Site`` node of ONNX."""
-    return _onnx_operator()(tensor, id=place, position=position)
+def write_mark(tensor: Any, placement: int, position: int) -> Any:
+    """Write the operator as a ``Mark`` node of ONNX."""
+    return _onnx_operator()(tensor, id=placement, position=position)
 
 
 @cache
@@ -55,7 +55,7 @@ def _onnx_operator() -> Any:
     from onnxscript.values import Op, Opset
 
     schema = OpSchema(
-        "Site",
+        "Mark",
         DOMAIN,
         1,
         inputs=[OpSchema.FormalParameter("before", "T")],
@@ -63,4 +63,4 @@ def _onnx_operator() -> Any:
         type_constraints=[("T", [f"tensor({kind})" for kind in _TYPES], "")],
         attributes=[OpSchema.Attribute(x, OpSchema.AttrType.INT) for x in ("id", "position")],
     )
-    return Op(Opset(DOMAIN, 1), "Site", schema)
+    return Op(Opset(DOMAIN, 1), "Mark", schema)

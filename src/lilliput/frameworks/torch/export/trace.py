@@ -1,4 +1,4 @@
-"""Trace a torch model as ONNX, with a ``Site`` node wherever it is quantized."""
+"""Trace a torch model as ONNX, with a ``Mark`` node wherever it is quantized."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lilliput.frameworks.exporting.simulation import (
 from lilliput.frameworks.exporting.sizes import BATCH, Axis, OpenSizes, TraceError
 from lilliput.frameworks.torch.export.assumed import open_sizes
 from lilliput.frameworks.torch.export.decompose import only_where_needed
-from lilliput.frameworks.torch.export.marks import site_operator, write_site
+from lilliput.frameworks.torch.export.marks import mark_operator, write_mark
 from lilliput.frameworks.torch.export.registry import reading_once
 from lilliput.frameworks.torch.export.simulation import evaluating
 from lilliput.frameworks.torch.export.sizes import in_order, open_shapes, resized
@@ -33,25 +33,25 @@ from lilliput.frameworks.wrapping import marking
 def trace(
     simulation: Simulation, opset: int, prepare: Callable[[Any], None]
 ) -> tuple[Any, OpenSizes, dict[str, str]]:
-    """Return the model as an ``onnx_ir.Model`` with ``Site`` nodes.
+    """Return the model as an ``onnx_ir.Model`` with ``Mark`` nodes.
 
     Also the dynamic sizes among the axes of the simulation, and their names by those in the trace.
     ``prepare(graph)`` is called before torch optimizes the graph.
     """
-    axes, site = simulation.axes, site_operator()
-    numbers = {place.key: i for i, place in enumerate(simulation.places)}
+    axes, operator = simulation.axes, mark_operator()
+    numbers = {placement.key: i for i, placement in enumerate(simulation.placements)}
 
     def mark(
         wrapper: Any, quant_type: QuantType, tensors: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
         number = numbers[key_of(wrapper, quant_type)]
-        place = simulation.places[number]
-        is_own = place.qparams is None or place.qparams.is_result
-        if not place.is_weight and is_own:
+        placement = simulation.placements[number]
+        is_own = placement.qparams is None or placement.qparams.is_result
+        if not placement.is_weight and is_own:
             tensors = as_simulated(wrapper, quant_type, tensors)
-        if not place.is_weight and place.qparams is None:
+        if not placement.is_weight and placement.qparams is None:
             return tensors
-        return tuple(site(x, number, i) for i, x in enumerate(tensors))
+        return tuple(operator(x, number, i) for i, x in enumerate(tensors))
 
     # torch treats a size of one as a constant.
     twice = {axis.name: 2 for axis in axes if axis.size == 1}
@@ -71,7 +71,7 @@ def trace(
                 opset_version=opset,
                 dynamic_shapes=open_shapes(simulation.model, inputs, axes),
                 optimize=False,
-                custom_translation_table={**translations(), site: write_site},
+                custom_translation_table={**translations(), operator: write_mark},
             )
             prepare(program.model.graph)
             program.optimize()

@@ -13,6 +13,7 @@ from lilliput.errors import ConfigError
 from lilliput.frameworks.ports.training import Training
 from lilliput.frameworks.torch import statistics, stepping
 from lilliput.frameworks.torch.discover import unwrapped
+from lilliput.frameworks.torch.first_state import check_first_values
 from lilliput.frameworks.torch.learning import Learned
 from lilliput.frameworks.torch.masks import masked_parameters, owners_of
 from lilliput.frameworks.torch.noise import Noise
@@ -77,6 +78,13 @@ class TorchTraining(Training):
     def is_training(self, model: nn.Module) -> bool:
         """Whether the model, inside its wrappers, is in training mode."""
         return unwrapped(model).training
+
+    def check_regrowth(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> None:
+        """Raise if it is unknown what the optimizer remembers of a weight that is new to it."""
+        held = _held_by(optimizer)
+        for parameter, _ in masked_parameters(wrappers):
+            if id(parameter) in held:
+                check_first_values(optimizer, parameter)
 
     def add_to_optimizer(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> list[Any]:
         """Add the wrappers' own parameters to the groups of their weights; see :mod:`learning`."""

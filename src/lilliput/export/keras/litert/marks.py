@@ -1,7 +1,7 @@
 """First pass: the quantized activations, as int8 with exactly the scales of the simulation.
 
 In the traced function, a no-op of TensorFlow marks each quantized activation, with the number of the
-site in it. The converter does not know it, and keeps it in place, as an operator of an unknown
+mark in it. The converter does not know it, and keeps it in place, as an operator of an unknown
 kind. (It does know TensorFlow's own operator for fake quantization, but then moves it, quantizes layers
 that should stay in float, or gives softmax its own grid.)
 """
@@ -20,15 +20,15 @@ from lilliput.export.keras.litert.draft import Draft, Scales
 from lilliput.frameworks import part_of
 from lilliput.frameworks.exporting.simulation import (
     Array,
-    Place,
+    Mark,
+    Placement,
     Simulation,
-    Site,
     Tensor,
     as_simulated,
     to_array,
 )
 
-_NAME = re.compile(rb"lilliput_(\d+)_site")
+_NAME = re.compile(rb"lilliput_(\d+)_mark")
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,49 +40,51 @@ class Fitted:
     high: int
 
 
-def fit_int8(place: Place) -> Fitted | None:
+def fit_int8(placement: Placement) -> Fitted | None:
     """Return an activation's grid as int8, or None if that is impossible.
 
     An unsigned grid is the same one shifted by 128.
     """
-    if place.qparams is None:
+    if placement.qparams is None:
         return None
-    grid = place.qparams.grid
+    grid = placement.qparams.grid
     if grid.bits > 8 or grid.axis is not None:
         return None
     shift = 0 if grid.is_signed else 128
-    scale = to_array(place.qparams.scale).astype(np.float32).reshape(-1)
-    zero = to_array(place.qparams.zero_point).astype(np.int64).reshape(-1) - shift
+    scale = to_array(placement.qparams.scale).astype(np.float32).reshape(-1)
+    zero = to_array(placement.qparams.zero_point).astype(np.int64).reshape(-1) - shift
     if scale.size != 1 or not -128 <= zero[0] <= 127:
         return None
     return Fitted(Scales(scale, zero), grid.low - shift, grid.high - shift)
 
 
-def mark_site(tensor: Tensor, place: Place, number: int) -> Tensor:
-    """Return an activation passed through an operator with the number of the site."""
-    if fit_int8(place) is None:
-        return _as_simulated(tensor, place)
-    return part_of("keras", "export.trace").put_debug_identity(tensor, f"lilliput_{number}_site")
+def put_mark(tensor: Tensor, placement: Placement, number: int) -> Tensor:
+    """Return an activation passed through an operator with the number of the mark."""
+    if fit_int8(placement) is None:
+        return _as_simulated(tensor, placement)
+    return part_of("keras", "export.trace").put_debug_identity(tensor, f"lilliput_{number}_mark")
 
 
-def _as_simulated(tensor: Tensor, place: Place) -> Tensor:
+def _as_simulated(tensor: Tensor, placement: Placement) -> Tensor:
     """Return an activation quantized by the algorithm itself, in floating point."""
-    if place.qparams is not None and place.qparams.is_result:
+    if placement.qparams is not None and placement.qparams.is_result:
         return tensor  # already quantized
-    return as_simulated(place.wrapper, place.quant_type, (tensor,))[0]
+    return as_simulated(placement.wrapper, placement.quant_type, (tensor,))[0]
 
 
-def replace_sites(draft: Draft, sites: Sequence[Site], simulation: Simulation) -> None:
-    """Insert a QUANTIZE to int8 and a DEQUANTIZE at each site."""
+def replace_marks(draft: Draft, marks: Sequence[Mark], simulation: Simulation) -> None:
+    """Insert a QUANTIZE to int8 and a DEQUANTIZE at each mark."""
     for operator in draft.of_kind("CUSTOM"):
         found = _number(operator)
         if found is None:
             continue
-        site = sites[int(found[1])]
-        fitted = fit_int8(simulation.places[site.place])
+        mark = marks[int(found[1])]
+        fitted = fit_int8(simulation.placements[mark.placement])
         if fitted is None:
-            raise ExportError(f"{simulation.places[site.place].name}: it does not fit into int8.")
-        name = f"{simulation.places[site.place].name}_{int(found[1])}"
+            raise ExportError(
+                f"{simulation.placements[mark.placement].name}: it does not fit into int8."
+            )
+        name = f"{simulation.placements[mark.placement].name}_{int(found[1])}"
         output = operator.outputs[0]
         integers = draft.add_tensor(name, output, "int8", fitted.scales)
         quantize = draft.make("QUANTIZE", operator.inputs, [integers])
@@ -90,9 +92,9 @@ def replace_sites(draft: Draft, sites: Sequence[Site], simulation: Simulation) -
         draft.insert_before(operator, quantize)
         draft.insert_before(operator, dequantize)
         draft.remove(operator)
-        draft.tensors[site.place, site.position, site.call] = integers
+        draft.tensors[mark.placement, mark.position, mark.call] = integers
         _cut(draft, quantize, fitted)
-    _refuse_unknown(draft, sites, simulation)
+    _refuse_unknown(draft, marks, simulation)
 
 
 def _number(operator: Any) -> re.Match[bytes] | None:
@@ -100,8 +102,8 @@ def _number(operator: Any) -> re.Match[bytes] | None:
     return None if options is None else _NAME.search(bytes(options))
 
 
-def _refuse_unknown(draft: Draft, sites: Sequence[Site], simulation: Simulation) -> None:
-    """Raise for operators that LiteRT does not have, and for sites in the bodies of loops."""
+def _refuse_unknown(draft: Draft, marks: Sequence[Mark], simulation: Simulation) -> None:
+    """Raise for operators that LiteRT does not have, and for marks in the bodies of loops."""
     for graph in draft.model.subgraphs:
         for operator in graph.operators:
             code = draft.model.operatorCodes[operator.opcodeIndex].customCode
@@ -109,9 +111,9 @@ def _refuse_unknown(draft: Draft, sites: Sequence[Site], simulation: Simulation)
                 continue
             found = _number(operator)
             if found is not None:
-                place = simulation.places[sites[int(found[1])].place]
+                placement = simulation.placements[marks[int(found[1])].placement]
                 raise ExportError(
-                    f"{place.name} is quantized inside a loop, which cannot be exported; quantize the "
+                    f"{placement.name} is quantized inside a loop, which cannot be exported; quantize the "
                     "weights of recurrent layers only, or unroll them."
                 )
             raise ExportError(
