@@ -40,6 +40,7 @@ from lilliput.frameworks.torch.graph import graph_of
 from lilliput.frameworks.torch.instrument import set_narrow
 from lilliput.frameworks.torch.mask_files import apply_masks, find_masks, put_back
 from lilliput.frameworks.torch.norms import narrow_norms
+from lilliput.frameworks.torch.perturb import Noise
 from lilliput.frameworks.torch.release import (
     check_model,
     check_optimizer,
@@ -52,7 +53,7 @@ from lilliput.frameworks.torch.release import (
 )
 from lilliput.frameworks.torch.rewrite import Edit, find_cause, find_edits, has_casts
 from lilliput.frameworks.torch.track import Failure, describe, failing_module
-from lilliput.frameworks.torch.verify import Noise, Twin, make_references
+from lilliput.frameworks.torch.verify import Twin, make_references
 from lilliput.frameworks.torch.widths import OF_CLASSIFIER, Stale, Widths, find_feature_info, show
 from lilliput.graph.collect import find_groups
 from lilliput.graph.cuts import balance, find_cuts, in_order

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-import zlib
-from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
@@ -19,16 +16,10 @@ from lilliput.frameworks.torch.caches import cached_tensors, drop_caches, has_ta
 from lilliput.frameworks.torch.capture import Inputs, as_inputs, fresh, quiet, shared_copy
 from lilliput.frameworks.torch.chance import kinds_of_luck
 from lilliput.frameworks.torch.compare import relative_error, tensors_of
-from lilliput.frameworks.torch.cutting import clear_, cut_all
+from lilliput.frameworks.torch.perturb import SEED
 from lilliput.frameworks.torch.precision import Load, keep, load_in_parts
-from lilliput.frameworks.torch.sidecar import is_ours, mask_of
-from lilliput.frameworks.torch.weights import zero_
-from lilliput.graph.cuts import Cut, by_tensor
 
 log = logging.getLogger("lilliput")
-_SEED = 20_230
-_CHUNK = 131_072  # numbers of a weight that are added to at once: as many as stay in a cache
-_PERIOD = 65_537  # of noise: a prime, so that neighbouring rows and channels get other numbers
 
 Precision = Literal["parts", "double", "own"]  # "parts" is double precision with less memory
 
@@ -130,84 +121,6 @@ class Twin:
             drop_caches(self.model)
 
 
-class Noise:
-    """Noise for every kept weight, so that no zero or one hides an error."""
-
-    def __init__(self, model: nn.Module, cuts: Sequence[Cut]) -> None:
-        self.cuts = by_tensor(cuts)
-        self.model = model
-        self.parameters = {
-            name: p.detach()
-            for name, p in model.named_parameters()
-            if not is_ours(name) and p.is_floating_point()
-        }
-        self._spreads: dict[str, float] = {}
-        table = torch.rand(_PERIOD, generator=torch.Generator().manual_seed(_SEED)) - 0.5
-        longest = max([p.shape[1:].numel() for p in self.parameters.values()], default=1)
-        self._table = table.repeat((_CHUNK + longest) // _PERIOD + 2)
-        self._tables: dict[tuple[torch.dtype, torch.device], Tensor] = {}
-
-    def add(self, name: str, tensor: Tensor, first: int = 0) -> Tensor:
-        """Add noise to rows of a weight of the masked model, zero where it is masked or cut."""
-        if name not in self.parameters:
-            return tensor
-        table, start, width, step = self._noise(name, tensor)
-        for row in range(0, len(tensor) if tensor.dim() else 1, step):
-            part = tensor[row : row + step] if tensor.dim() else tensor
-            at = (start + (first + row) * width) % _PERIOD
-            part.add_(table[at : at + part.numel()].view(part.shape), alpha=self._spread(name))
-        for cut in self.cuts.get(name, ()):
-            if cut.dim == 0 and cut.keep.ndim == 1:
-                kept = cut.keep[(cut.keep >= first) & (cut.keep < first + len(tensor))] - first
-                cut = replace(cut, keep=kept)
-            clear_(cut, tensor)
-        mask = self._mask(name)
-        if mask is not None:
-            zero_(tensor, mask[first : first + len(tensor)] if tensor.dim() else mask)
-        return tensor
-
-    def add_cut(self, name: str, tensor: Tensor, first: int = 0) -> Tensor:
-        """Add to rows of a weight of a shrunk model what is left of the noise."""
-        if name not in self.parameters:
-            return tensor
-        cuts, shape = self.cuts.get(name, []), self.parameters[name].shape
-        mask = self._mask(name)
-        if not shape or any(cut.keep.ndim > 1 for cut in cuts):  # never a part of one
-            noise = self.add(name, tensor.new_zeros(shape))
-            return tensor.add_(cut_all(noise, cuts))
-        table, start, width, step = self._noise(name, tensor)
-        kept = next((cut.keep for cut in cuts if cut.dim == 0), np.arange(shape[0]))
-        others = [cut for cut in cuts if cut.dim != 0]
-        for row in range(0, len(tensor), step):  # in steps: all of the noise is a large weight
-            rows = torch.from_numpy(kept[first + row : first + min(row + step, len(tensor))])
-            at = (start + rows * width) % _PERIOD
-            noise = table.unfold(0, width, 1)[at.to(table.device)].view(-1, *shape[1:])
-            part = tensor[row : row + step]
-            part.add_(cut_all(noise, others), alpha=self._spread(name))
-            if mask is not None:
-                zero_(part, cut_all(mask[rows.to(mask.device)], others))
-        return tensor
-
-    def _mask(self, name: str) -> Tensor | None:
-        path, _, leaf = name.rpartition(".")
-        return mask_of(self.model.get_submodule(path), leaf)
-
-    def _noise(self, name: str, tensor: Tensor) -> tuple[Tensor, int, int, int]:
-        """Return the noise, where that of a parameter starts, the length of a row, and rows per step."""
-        kind = (tensor.dtype, tensor.device)
-        if kind not in self._tables:
-            self._tables[kind] = self._table.to(tensor.device, tensor.dtype)
-        width = max(1, self.parameters[name].shape[1:].numel())
-        return self._tables[kind], zlib.crc32(name.encode()), width, max(1, _CHUNK // width)
-
-    def _spread(self, name: str) -> float:
-        """Return the scale of the noise of a parameter: a tenth of how far its numbers spread."""
-        if name not in self._spreads:
-            parameter = self.parameters[name]
-            self._spreads[name] = float(parameter.std()) if parameter.numel() > 1 else 0.0
-        return 0.35 * self._spreads[name] or 0.35
-
-
 def _answers(model: nn.Module, inputs: Inputs, count: int) -> list[list[Tensor]]:
     """Return the outputs of a model, and if ``count`` is 2 again without torch's fused kernels."""
     found = []
@@ -296,7 +209,7 @@ def _double(x: Any) -> Any:
 
 def _varied(inputs: Inputs) -> Inputs:
     """Return inputs with other floating-point numbers, in case the given ones reveal little."""
-    generator = torch.Generator().manual_seed(_SEED)
+    generator = torch.Generator().manual_seed(SEED)
 
     def vary(x: Any) -> Any:
         if not isinstance(x, Tensor) or not x.is_floating_point():

@@ -119,8 +119,7 @@ def zero_(tensor: Any, mask: Tensor) -> None:
 def is_zero_at(tensor: Tensor, mask: Tensor) -> bool:
     """Whether a tensor is zero already wherever a mask prunes; False if it is not finite there."""
     return all(
-        not part.numel()
-        or float((part * ones_of(kept, part.dtype)).sub_(part).abs_().amax()) == 0.0
+        not part.numel() or float((part * ones_of(kept, part.dtype)).sub_(part).abs().amax()) == 0.0
         for part, kept in in_blocks(tensor, mask)
     )
 
