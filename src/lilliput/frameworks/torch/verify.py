@@ -1,10 +1,14 @@
-"""Compare a shrunk model with the masked one: every tensor of their outputs, in double precision."""
+"""Compare a shrunk model with the masked one: every tensor of their outputs, in double precision.
+
+Both are run once, with the same noise on their weights: a tenth of how far these spread, so that the
+networks stay what they are, and nothing is hidden behind zeros and ones.
+"""
 
 from __future__ import annotations
 
 import logging
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -21,6 +25,9 @@ from lilliput.frameworks.torch.precision import Load, keep, load_in_parts
 
 log = logging.getLogger("lilliput")
 
+_EXACT, _ROUGH = 1e-10, 1e-5  # largest errors, relative to the largest output
+_SOME = 4096  # numbers of an input that are looked at
+
 Precision = Literal["parts", "double", "own"]  # "parts" is double precision with less memory
 
 
@@ -32,6 +39,14 @@ class Reference:
     outputs: list[list[Tensor]]  # with torch's fused kernels, and without if it has some
     precision: Precision
     tolerance: float
+    noise: Load = keep  # on the weights of the masked model
+
+    def twin_of(self, model: nn.Module) -> Twin:
+        """Return a copy of the masked model as it was run."""
+        twin = Twin(shared_copy(model).eval(), self.precision)
+        if self.noise is not keep:
+            twin.use(self.noise)
+        return twin
 
     def error(self, model: nn.Module) -> float:
         """Return the largest relative error of a model in eval mode; it may raise."""
@@ -45,15 +60,15 @@ class Reference:
         for size in (1, 7):
             inputs = tree_map(lambda x, size=size: _batch(x, size), self.inputs)
             try:
-                twin = _twin(model, self.precision)
-                found.append(_run(twin, inputs, self.precision, self.tolerance))
+                own = replace(self, inputs=inputs, noise=keep)
+                found.append(_run(own.twin_of(model), own))
             except Exception:
                 return None
         return found
 
     def check_steady(self, model: nn.Module) -> None:
         """Raise if the masked model, called twice, gives different outputs for the same inputs."""
-        twin = _twin(model, self.precision)
+        twin = self.twin_of(model)
         if max(self.error(twin.model) for _ in range(2)) > self.tolerance:
             raise UnsupportedModelError(
                 f"{type(model).__name__} returns different outputs for the same inputs in "
@@ -65,7 +80,7 @@ class Reference:
 
         ``drawn`` is what it draws them from.
         """
-        twin = Twin(shared_copy(model).eval(), self.precision).model
+        twin = self.twin_of(model).model
         for _ in kinds_of_luck():
             try:
                 is_same = self.error(twin) <= self.tolerance
@@ -139,56 +154,65 @@ def _has_fast_path(model: nn.Module) -> bool:
 def make_references(
     model: nn.Module, example_inputs: Any, has_casts: bool, noise: Load | None = None
 ) -> list[Reference]:
-    """Run the masked model, in double precision if it can, and again with noise if there is some."""
+    """Run the masked model, with noise if there is some, in double precision if it can.
+
+    With noise, the model's own weights are a reference as well, the first one, only where noise may not show
+    everything: if the comparison is less precise, or if noise leads to numbers that are not finite.
+    """
     given = as_inputs(example_inputs)
     precisions: tuple[Precision, ...] = ("double",) if has_tables(model) else ("parts", "double")
     for precision in precisions:
         try:
-            tolerance = 1e-5 if has_casts else 1e-10
-            own = _run(twin := _twin(model, precision), _as_double(given), precision, tolerance)
-            return [own] if noise is None else [own, _run_with_noise(model, own, noise, twin)]
+            tolerance = _ROUGH if has_casts else _EXACT
+            return _references(model, Reference(_as_double(given), [], precision, tolerance), noise)
         except UnsupportedModelError:
             raise
         except Exception as error:
             log.debug("speedup: %s precision: %s", precision, error)
-    own = _run(twin := _twin(model, "own"), given, "own", 1e-5)  # which it insists on
-    return [own] if noise is None else [own, _run_with_noise(model, own, noise, twin)]
+    return _references(model, Reference(given, [], "own", _ROUGH), noise)  # which it insists on
 
 
-def _twin(model: nn.Module, precision: Precision) -> Twin:
-    return Twin(shared_copy(model).eval(), precision)
-
-
-def _run_with_noise(model: nn.Module, own: Reference, noise: Load, twin: Twin) -> Reference:
-    """Run the masked model, of which ``twin`` is a copy, with noise on its weights and varied inputs."""
-    if twin.keeps_tables():
-        twin = _twin(model, own.precision)
-    twin.use(noise)
+def _references(model: nn.Module, empty: Reference, noise: Load | None) -> list[Reference]:
+    """Return references like an empty one: with noise last, with own weights if they are needed."""
+    own = [_run(empty.twin_of(model), empty)] if noise is None or empty.tolerance > _EXACT else []
+    if noise is None:
+        return own
+    empty = replace(empty, noise=noise)
+    twin = empty.twin_of(model)
     try:
-        return _run_varied(twin, own)
+        noisy = _run_varied(twin, empty)
     finally:
         twin.free()
+    if not own and not _is_finite(noisy):
+        own = _references(model, replace(empty, noise=keep), None)
+    return [*own, noisy]
 
 
-def _run_varied(twin: Twin, own: Reference) -> Reference:
+def _run_varied(twin: Twin, empty: Reference) -> Reference:
+    """Run the masked model on inputs that reveal something."""
+    varied = _varied(empty.inputs)
     try:
-        found = _run(twin, _varied(own.inputs), own.precision, own.tolerance)
-        if all(x.isfinite().all() for answer in found.outputs for x in answer):
+        found = _run(twin, replace(empty, inputs=varied))
+        if _is_finite(found):
             return found
     except Exception as error:
         log.debug("speedup: on other inputs: %s", error)
-    return _run(twin, own.inputs, own.precision, own.tolerance)
+    return _run(twin, empty)
 
 
-def _run(twin: Twin, inputs: Inputs, precision: Precision, tolerance: float) -> Reference:
+def _is_finite(reference: Reference) -> bool:
+    return all(x.isfinite().all() for answer in reference.outputs for x in answer)
+
+
+def _run(twin: Twin, empty: Reference) -> Reference:
     model = twin.model
-    answers = _answers(model, inputs, 2 if _has_fast_path(model) else 1)
+    answers = _answers(model, empty.inputs, 2 if _has_fast_path(model) else 1)
     if not any(x.is_floating_point() and x.isfinite().any() for x in answers[0]):
         raise UnsupportedModelError(
             f"{type(model).__name__} returns no finite number for the example inputs, so nothing can be "
             "checked; pass realistic inputs."
         )
-    return Reference(inputs, answers, precision, tolerance)
+    return replace(empty, outputs=answers)
 
 
 def _batch(x: Any, size: int) -> Any:
@@ -208,11 +232,11 @@ def _double(x: Any) -> Any:
 
 
 def _varied(inputs: Inputs) -> Inputs:
-    """Return inputs with other floating-point numbers, in case the given ones reveal little."""
+    """Return inputs of which those that reveal little have other floating-point numbers."""
     generator = torch.Generator().manual_seed(SEED)
 
     def vary(x: Any) -> Any:
-        if not isinstance(x, Tensor) or not x.is_floating_point():
+        if not isinstance(x, Tensor) or not x.is_floating_point() or _is_telling(x):
             return x
         noise = torch.randn(x.shape, generator=generator, dtype=torch.float64)
         return (x + noise.to(x.device, x.dtype) * (x.std() if x.numel() > 1 else 1) + 0.1).to(
@@ -221,3 +245,9 @@ def _varied(inputs: Inputs) -> Inputs:
 
     args, kwargs = inputs
     return tuple(vary(x) for x in args), {k: vary(x) for k, x in kwargs.items()}
+
+
+def _is_telling(x: Tensor) -> bool:
+    """Whether hardly two numbers of an input are the same, and none of them is zero."""
+    some = x.detach().flatten()[:_SOME]
+    return len(some) > 1 and bool((some != 0).all()) and len(some.unique()) > 0.9 * len(some)
