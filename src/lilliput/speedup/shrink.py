@@ -9,6 +9,7 @@ from typing import Any
 from lilliput.errors import ConfigError, LilliputError, UnsupportedModelError
 from lilliput.frameworks import part_for
 from lilliput.frameworks.shrinking import Options, Shrinking, Shrunk
+from lilliput.garbage import uncollected
 from lilliput.measure.receipt import Receipt
 from lilliput.measure.timing import figures_of, how_to_measure_model, time_calls
 from lilliput.speedup.result import SpeedupResult
@@ -82,7 +83,8 @@ def speedup(
         )
     options = Options(optimizer, masks, extend_masks, allow_graph, inplace)
     part: Shrinking = part_for(model, "shrink")
-    made = part.shrink(model, example_inputs, options)
+    with uncollected():
+        made = part.shrink(model, example_inputs, options)
     seconds = time.perf_counter() - start
     return SpeedupResult(
         model=made.model,
@@ -130,7 +132,8 @@ def _receipt_of(made: Shrunk) -> Receipt:
     inputs = how.fresh(made.inputs)
     batch = how.batch(made.before, inputs)
     calls = [how.caller(model, inputs) for model in models]
-    times = time_calls(calls, _RUNS, _SECONDS, warm_up=1, fewest=_FEWEST)
+    with uncollected():
+        times = time_calls(calls, _RUNS, _SECONDS, warm_up=1, fewest=_FEWEST)
     before, after = (
         figures_of(
             name,
