@@ -75,9 +75,7 @@ def _copy_record(value: Any, memo: dict[Any, Any]) -> Any:
         if type(state) is not dict:
             return copy.deepcopy(value, memo)
     twin = memo[id(value)] = kind.__new__(kind)
-    copied = {
-        name: x if type(x) in _CONSTANTS else copy_tree(x, memo) for name, x in state.items()
-    }
+    copied = {name: x if type(x) in _CONSTANTS else copy_tree(x, memo) for name, x in state.items()}
     if issubclass(kind, nn.Module):
         twin.__setstate__(copied)
     else:

@@ -125,22 +125,11 @@ class Noise:
         return self._tables[kind], zlib.crc32(name.encode()), width, max(1, _CHUNK // width)
 
     def _spread(self, name: str) -> float:
-        """Return the width of the noise of a parameter, for a tenth of how far its numbers spread.
-
-        If they are all the same, how far those of its module's weight spread: noise on a bias of zeros
-        should not be more than what is added to it.
-        """
+        """Return the width of the noise of a parameter, for a tenth of how far its numbers spread."""
         if name not in self._spreads:
-            module, leaf = self._owners[name]
-            own = _std(module._parameters[leaf])
-            self._spreads[name] = own or _std(module._parameters.get("weight"))
-        return _SHARE * (self._spreads[name] or 1.0)
-
-
-def _std(parameter: Tensor | None) -> float:
-    if parameter is None or parameter.numel() < 2 or not parameter.is_floating_point():
-        return 0.0
-    return float(parameter.detach().std())
+            parameter = self.parameters[name]
+            self._spreads[name] = float(parameter.std()) if parameter.numel() > 1 else 0.0
+        return _SHARE * self._spreads[name] or _SHARE
 
 
 def _is_whole(parameter: Tensor, cuts: list[Cut]) -> bool:

@@ -1,8 +1,4 @@
-"""Compare a shrunk model with the masked one: every tensor of their outputs, in double precision.
-
-Both are run once, with the same noise on their weights: a tenth of how far these spread, so that the
-networks stay what they are, and nothing is hidden behind zeros and ones.
-"""
+"""Compare a shrunk model with the masked one: every tensor of their outputs, in double precision."""
 
 from __future__ import annotations
 
@@ -21,12 +17,11 @@ from lilliput.frameworks.torch.capture import Inputs, as_inputs, fresh, quiet, s
 from lilliput.frameworks.torch.chance import kinds_of_luck
 from lilliput.frameworks.torch.compare import relative_error, tensors_of
 from lilliput.frameworks.torch.perturb import SEED
-from lilliput.frameworks.torch.precision import Load, keep, load_in_parts
+from lilliput.frameworks.torch.precision import Load, keep, load_in_parts, run_contiguous
 
 log = logging.getLogger("lilliput")
 
 _EXACT, _ROUGH = 1e-10, 1e-5  # largest errors, relative to the largest output
-_SOME = 4096  # numbers of an input that are looked at
 
 Precision = Literal["parts", "double", "own"]  # "parts" is double precision with less memory
 
@@ -39,14 +34,10 @@ class Reference:
     outputs: list[list[Tensor]]  # with torch's fused kernels, and without if it has some
     precision: Precision
     tolerance: float
-    noise: Load = keep  # on the weights of the masked model
 
     def twin_of(self, model: nn.Module) -> Twin:
-        """Return a copy of the masked model as it was run."""
-        twin = Twin(shared_copy(model).eval(), self.precision)
-        if self.noise is not keep:
-            twin.use(self.noise)
-        return twin
+        """Return a copy of the masked model in this precision."""
+        return Twin(shared_copy(model).eval(), self.precision)
 
     def error(self, model: nn.Module) -> float:
         """Return the largest relative error of a model in eval mode; it may raise."""
@@ -60,8 +51,7 @@ class Reference:
         for size in (1, 7):
             inputs = tree_map(lambda x, size=size: _batch(x, size), self.inputs)
             try:
-                own = replace(self, inputs=inputs, noise=keep)
-                found.append(_run(own.twin_of(model), own))
+                found.append(_run(self.twin_of(model), replace(self, inputs=inputs)))
             except Exception:
                 return None
         return found
@@ -109,6 +99,8 @@ class Twin:
     def __init__(self, model: nn.Module, precision: Precision) -> None:
         self.model, self.precision = model, precision
         self._load: Load = keep
+        if precision != "own":
+            run_contiguous(model)
         if precision == "parts":
             load_in_parts(model, lambda *named: self._load(*named))
             return
@@ -154,10 +146,10 @@ def _has_fast_path(model: nn.Module) -> bool:
 def make_references(
     model: nn.Module, example_inputs: Any, has_casts: bool, noise: Load | None = None
 ) -> list[Reference]:
-    """Run the masked model, with noise if there is some, in double precision if it can.
+    """Run the masked model, in double precision if it can, and again with noise if there is some.
 
-    With noise, the model's own weights are a reference as well, the first one, only where noise may not show
-    everything: if the comparison is less precise, or if noise leads to numbers that are not finite.
+    Neither run makes the other needless: zeros hide errors from the first one, and noise that switches a unit
+    off hides what is wrong with it from the second.
     """
     given = as_inputs(example_inputs)
     precisions: tuple[Precision, ...] = ("double",) if has_tables(model) else ("parts", "double")
@@ -173,19 +165,18 @@ def make_references(
 
 
 def _references(model: nn.Module, empty: Reference, noise: Load | None) -> list[Reference]:
-    """Return references like an empty one: with noise last, with own weights if they are needed."""
-    own = [_run(empty.twin_of(model), empty)] if noise is None or empty.tolerance > _EXACT else []
-    if noise is None:
-        return own
-    empty = replace(empty, noise=noise)
+    """Return references like an empty one: the model's own weights, then with noise."""
     twin = empty.twin_of(model)
+    own = _run(twin, empty)
+    if noise is None:
+        return [own]
+    if twin.keeps_tables():
+        twin = empty.twin_of(model)
+    twin.use(noise)
     try:
-        noisy = _run_varied(twin, empty)
+        return [own, _run_varied(twin, empty)]
     finally:
         twin.free()
-    if not own and not _is_finite(noisy):
-        own = _references(model, replace(empty, noise=keep), None)
-    return [*own, noisy]
 
 
 def _run_varied(twin: Twin, empty: Reference) -> Reference:
@@ -232,11 +223,11 @@ def _double(x: Any) -> Any:
 
 
 def _varied(inputs: Inputs) -> Inputs:
-    """Return inputs of which those that reveal little have other floating-point numbers."""
+    """Return inputs with other floating-point numbers, in case the given ones reveal little."""
     generator = torch.Generator().manual_seed(SEED)
 
     def vary(x: Any) -> Any:
-        if not isinstance(x, Tensor) or not x.is_floating_point() or _is_telling(x):
+        if not isinstance(x, Tensor) or not x.is_floating_point():
             return x
         noise = torch.randn(x.shape, generator=generator, dtype=torch.float64)
         return (x + noise.to(x.device, x.dtype) * (x.std() if x.numel() > 1 else 1) + 0.1).to(
@@ -245,9 +236,3 @@ def _varied(inputs: Inputs) -> Inputs:
 
     args, kwargs = inputs
     return tuple(vary(x) for x in args), {k: vary(x) for k, x in kwargs.items()}
-
-
-def _is_telling(x: Tensor) -> bool:
-    """Whether hardly two numbers of an input are the same, and none of them is zero."""
-    some = x.detach().flatten()[:_SOME]
-    return len(some) > 1 and bool((some != 0).all()) and len(some.unique()) > 0.9 * len(some)
