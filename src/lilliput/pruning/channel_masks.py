@@ -13,7 +13,6 @@ from lilliput.config.layer import LayerInfo
 from lilliput.config.select import Selection
 from lilliput.core.masker import Answers
 from lilliput.errors import Problem
-from lilliput.garbage import uncollected
 from lilliput.graph.collect import find_groups
 from lilliput.ops.channels import channel_rows
 from lilliput.ops.masks import prune_count
@@ -51,8 +50,7 @@ def _find_groups(pruner: Any) -> Any:
     backend, model, inputs = pruner._backend, pruner.bound_model, pruner.example_inputs
     if inputs is None and backend.needs_example(model):
         return None
-    with uncollected():
-        return find_groups(backend.graph(model, inputs))
+    return find_groups(backend.graph(model, inputs))
 
 
 def find_masks(masker: Any, pruner: Any, asked: Mapping[Any, float | None]) -> Answers:

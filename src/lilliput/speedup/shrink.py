@@ -85,7 +85,8 @@ def speedup(
     part: Shrinking = part_for(model, "shrink")
     with uncollected():
         made = part.shrink(model, example_inputs, options)
-    seconds = time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        receipt = _known(_receipt_now(made)) if part.RUNS_AT_ONCE else _later(made)
     return SpeedupResult(
         model=made.model,
         plan=made.plan,
@@ -98,7 +99,7 @@ def speedup(
         notes=made.notes,
         source=made.source,
         example_inputs=example_inputs,
-        _take_receipt=_later(made) if not part.RUNS_AT_ONCE else _known(_receipt_now(made)),
+        _take_receipt=receipt,
     )
 
 
@@ -132,8 +133,7 @@ def _receipt_of(made: Shrunk) -> Receipt:
     inputs = how.fresh(made.inputs)
     batch = how.batch(made.before, inputs)
     calls = [how.caller(model, inputs) for model in models]
-    with uncollected():
-        times = time_calls(calls, _RUNS, _SECONDS, warm_up=1, fewest=_FEWEST)
+    times = time_calls(calls, _RUNS, _SECONDS, warm_up=1, fewest=_FEWEST)
     before, after = (
         figures_of(
             name,
