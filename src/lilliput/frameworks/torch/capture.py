@@ -155,9 +155,11 @@ def _as_masked(model: nn.Module) -> Iterator[nn.Parameter]:
     masked = set()
     for module in model.modules():
         for leaf, parameter in module._parameters.items():
-            mask = None if parameter is None else mask_of(module, leaf)
+            if parameter is None:
+                continue
+            mask = mask_of(module, leaf)
             is_other = mask is not None and not is_zero_at(parameter.detach(), mask)
-            if is_other or (parameter is not None and is_computed(module, leaf)):
+            if is_other or is_computed(module, leaf):
                 masked.add(id(parameter))
     yield from (p for p in model.parameters() if id(p) not in masked)
 

@@ -80,9 +80,11 @@ def narrow_to_masks(pruner: Any) -> None:
         mask = mask_of(modules[path], leaf)
         masks[name] = torch.ones(()).expand(parameter.shape) if mask is None else mask
     flags = balance(analysis, layout.groups.flags(find_dead(layout.groups, zeros_in(masks))))
-    before, made = _narrowed.get(pruner, (None, {}))
-    if np.array_equal(flags, before) and all(narrow_of(modules[p]) is x for p, x in made.items()):
-        return  # as they are
+    if pruner in _narrowed:
+        before, made = _narrowed[pruner]
+        is_same = all(narrow_of(modules[path]) is x for path, x in made.items())
+        if is_same and np.array_equal(flags, before):
+            return  # they are as they should be
     made = narrow_norms(analysis, model, flags)
     for path, narrow in made.items():
         set_narrow(modules[path], narrow)
