@@ -21,6 +21,7 @@ from lilliput.core.state import CompressionState, capture, restore
 from lilliput.errors import Problem, StageError
 from lilliput.frameworks import backend_of
 from lilliput.frameworks.ports.files import PlainFiles
+from lilliput.garbage import uncollected
 
 log = logging.getLogger("lilliput")
 
@@ -343,6 +344,7 @@ class Compressor:
             )
         self.bound_model = model if self.bound_model is None else self.bound_model
 
+    @uncollected()
     def _bind(self) -> None:
         """Match the config with the model and create the wrappers; the model is only read."""
         self._backend = backend_of(self.bound_model)
@@ -462,6 +464,7 @@ class Compressor:
     def _after_step(self) -> None:
         """Run the engine's work after each optimizer step, before the author's ``step()``."""
 
+    @uncollected()
     def _wrap_model(self) -> None:
         if self.is_wrapped:
             return

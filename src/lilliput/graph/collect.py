@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -104,12 +105,12 @@ def _spans(first: Indices, last: Indices) -> Indices:
 
 def _families(columns: dict[Dimension, list[Indices]]) -> list[Indices]:
     """Group the classes that appear in exactly the same dimensions."""
-    rng = np.random.default_rng(0)
+    rng = random.Random(0)
     pairs: list[tuple[Indices, int]] = []
     for listed in columns.values():
         for column in listed:  # factors of a product are in the same dimensions, but separate
             seen = np.unique(column)
-            pairs.append((seen[seen > 0], int(rng.integers(1, 2**62))))
+            pairs.append((seen[seen > 0], rng.randrange(1, 2**62)))
     if not pairs:
         return []
     roots = np.unique(np.concatenate([seen for seen, _ in pairs]))

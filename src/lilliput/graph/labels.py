@@ -150,8 +150,10 @@ class Labels:
             rows[:, k] = column[first]
         everything = np.arange(1, self._count)
         members = self.find(everything)
-        place = np.searchsorted(roots, members).clip(max=len(roots) - 1)
-        hit = (roots[place] == members) & (self._tuple_of[everything] < 0)
+        number = np.full(self._count, -1)
+        number[roots] = np.arange(len(roots))
+        place = number[members]
+        hit = (place >= 0) & (self._tuple_of[everything] < 0)
         self._tuple_of[everything[hit]] = self._tuple_count + place[hit]
         self._tuples.append(rows)
         self._tuple_count += len(roots)

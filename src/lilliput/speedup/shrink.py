@@ -9,6 +9,7 @@ from typing import Any
 from lilliput.errors import ConfigError, LilliputError, UnsupportedModelError
 from lilliput.frameworks import part_for
 from lilliput.frameworks.shrinking import Options, Shrinking, Shrunk
+from lilliput.garbage import uncollected
 from lilliput.measure.receipt import Receipt
 from lilliput.measure.timing import figures_of, how_to_measure_model, time_calls
 from lilliput.speedup.result import SpeedupResult
@@ -82,8 +83,10 @@ def speedup(
         )
     options = Options(optimizer, masks, extend_masks, allow_graph, inplace)
     part: Shrinking = part_for(model, "shrink")
-    made = part.shrink(model, example_inputs, options)
-    seconds = time.perf_counter() - start
+    with uncollected():
+        made = part.shrink(model, example_inputs, options)
+        seconds = time.perf_counter() - start
+        receipt = _known(_receipt_now(made)) if part.RUNS_AT_ONCE else _later(made)
     return SpeedupResult(
         model=made.model,
         plan=made.plan,
@@ -96,7 +99,7 @@ def speedup(
         notes=made.notes,
         source=made.source,
         example_inputs=example_inputs,
-        _take_receipt=_later(made) if not part.RUNS_AT_ONCE else _known(_receipt_now(made)),
+        _take_receipt=receipt,
     )
 
 

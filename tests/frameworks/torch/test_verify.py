@@ -11,8 +11,9 @@ from torch import nn
 from lilliput.errors import UnsupportedModelError
 from lilliput.frameworks.torch import build, shrink
 from lilliput.frameworks.torch.cutting import clear_, cut_all
-from lilliput.frameworks.torch.precision import keep, load_in_parts
-from lilliput.frameworks.torch.verify import Noise, make_references
+from lilliput.frameworks.torch.perturb import Noise
+from lilliput.frameworks.torch.precision import keep, load_in_parts, run_contiguous
+from lilliput.frameworks.torch.verify import make_references
 from lilliput.graph.cuts import Cut
 from lilliput.torch import L1NormPruner, speedup
 
@@ -45,8 +46,8 @@ def test_noise_of_a_cut_weight_is_what_is_left_of_the_noise_of_the_masked_one():
         cleared = parameter.detach().double()
         for cut in own:
             clear_(cut, cleared)
-        gone = cleared == 0
-        assert not whole[gone & (parameter != 0)].any()
+        gone = (cleared == 0) & (parameter != 0)
+        assert torch.equal(whole[gone], parameter[gone].double())  # as it was, even if not zero
 
 
 def test_noise_of_rows_is_that_of_the_weight():
@@ -79,11 +80,26 @@ def test_a_large_linear_layer_runs_by_rows_in_double_precision():
     torch.testing.assert_close(received, model.double()(x), rtol=1e-12, atol=1e-12)
 
 
+def test_depthwise_convolutions_run_on_contiguous_doubles_and_keep_their_layout():
+    model = nn.Sequential(nn.Conv2d(6, 6, 3, groups=6), nn.Conv2d(6, 4, 1)).double()
+    x = torch.randn(2, 6, 5, 5, dtype=torch.float64).to(memory_format=torch.channels_last)
+    expected = model[0](x)
+    seen = []
+    model[0].register_forward_hook(lambda module, args, output: seen.append(output))
+    run_contiguous(model)
+    model(x)
+    torch.testing.assert_close(seen[0], expected, rtol=1e-14, atol=1e-14)
+    assert seen[0].stride() == expected.stride()
+
+
 def test_own_weights_and_noise_are_checked_in_double_precision():
     model, x = pruned(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
-    for reference in make_references(model, x, False, Noise(model, ()).add):
+    own, noisy = make_references(model, x, False, Noise(model, ()).add)
+    for reference in (own, noisy):
         assert reference.outputs[0][0].dtype == torch.float64
         assert reference.tolerance == 1e-10
+    torch.testing.assert_close(own.outputs[0][0], model.double()(x.double()))
+    assert not torch.allclose(own.outputs[0][0], noisy.outputs[0][0], rtol=1e-3)
 
 
 def test_the_error_of_a_result_is_that_in_double_precision():
@@ -165,6 +181,37 @@ def without_half(model):
 def _doubled_when_cut(self, x):
     scale = 1 if len(self.weight) == 1024 else 2
     return nn.functional.linear(x, self.weight, self.bias) * scale
+
+
+class Doubling(nn.Linear):
+    """Doubles one output, once it is cut."""
+
+    wrong = 0
+
+    def forward(self, x):
+        y = super().forward(x)
+        if len(self.weight) == 16:
+            return y
+        return y * torch.where(torch.arange(len(self.weight)) == self.wrong, 2, 1)
+
+
+@pytest.mark.parametrize("wrong", range(8))
+def test_an_error_in_any_single_channel_is_found_behind_small_weights_and_biases_of_zero(wrong):
+    model = nn.Sequential(
+        nn.Linear(6, 16), nn.ReLU(), Doubling(16, 16), nn.ReLU(), nn.Linear(16, 3)
+    )
+    with torch.no_grad():
+        for layer in model[::2]:
+            layer.weight.normal_(std=1e-3)
+            layer.bias.zero_()
+        model[2].weight[8:] = 0
+        model[4].weight[:, 8:] = 0
+    model[2].wrong = wrong
+    x = torch.randn(64, 6)
+    before = model(x)
+    with pytest.raises(UnsupportedModelError):
+        speedup(model.eval(), x, allow_graph=False)
+    assert torch.equal(model(x), before)
 
 
 def test_a_large_linear_with_a_forward_of_its_own_is_checked_with_it():

@@ -47,3 +47,21 @@ def test_flags_of_a_mask_are_a_copy():
         assert found.dtype == torch.bool
         assert found.tolist() == [True, False]
         assert found.data_ptr() != mask.data_ptr()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("mask", [[0.0, 1.0, 0.5, -2.0], [False, True, True, True]])
+def test_zeros_are_where_a_mask_is_zero_whatever_its_other_numbers_are(dtype, mask):
+    weight, mask = torch.tensor([1.0, 2.0, -3.0, 4.0], dtype=dtype), torch.tensor(mask)
+    assert not is_zero_at(weight, mask)
+    zero_(weight, mask)
+    assert weight.tolist() == [0.0, 2.0, -3.0, 4.0]
+    assert is_zero_at(weight, mask)
+
+
+@pytest.mark.parametrize("odd", [float("inf"), float("nan")])
+def test_numbers_that_are_not_finite_are_set_to_zero_too(odd):
+    weight, mask = torch.tensor([odd, 2.0]), torch.tensor([0.0, 1.0])
+    assert not is_zero_at(weight, mask)
+    zero_(weight, mask)
+    assert weight.tolist() == [0.0, 2.0]

@@ -153,13 +153,14 @@ def _as_masked(model: nn.Module) -> Iterator[nn.Parameter]:
     from lilliput.frameworks.torch.sidecar import is_computed, mask_of
 
     masked = set()
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        path, _, leaf = name.rpartition(".")
-        module = model.get_submodule(path)
-        mask = mask_of(module, leaf)
-        is_other = mask is not None and not is_zero_at(parameter.detach(), mask)
-        if is_other or is_computed(module, leaf):
-            masked.add(id(parameter))
+    for module in model.modules():
+        for leaf, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            mask = mask_of(module, leaf)
+            is_other = mask is not None and not is_zero_at(parameter.detach(), mask)
+            if is_other or is_computed(module, leaf):
+                masked.add(id(parameter))
     yield from (p for p in model.parameters() if id(p) not in masked)
 
 

@@ -24,7 +24,9 @@ def drawn_from(task: Callable[[], Any]) -> str:
     before = _states()
     task()
     after = _states()
-    return " and ".join(name for name, state in before.items() if repr(state) != repr(after[name]))
+    return " and ".join(
+        name for name, state in after.items() if repr(state) != repr(before.get(name))
+    )
 
 
 def kinds_of_luck() -> Iterator[None]:
@@ -41,17 +43,17 @@ def kinds_of_luck() -> Iterator[None]:
     finally:
         random.setstate(held["random"])
         if "numpy.random" in held:
-            sys.modules["numpy"].random.set_state(held["numpy.random"])
+            sys.modules["numpy.random"].set_state(held["numpy.random"])
 
 
 def _states() -> dict[str, Any]:
     states: dict[str, Any] = {"random": random.getstate()}
-    if "numpy" in sys.modules:
-        states["numpy.random"] = sys.modules["numpy"].random.get_state()
+    if "numpy.random" in sys.modules:  # which numpy imports when it is first used
+        states["numpy.random"] = sys.modules["numpy.random"].get_state()
     return states
 
 
 def _set(words: list[int]) -> None:
     random.setstate((3, (*words, 0), None))
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.set_state(("MT19937", words, 0))
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].set_state(("MT19937", words, 0))

@@ -31,7 +31,7 @@ _COPIED = [  # unless their class has one of these methods of its own
 _GET_STATE = getattr(nn.Module, "__getstate__", None)
 
 
-def copy_tree(value: Any, memo: dict[int, Any]) -> Any:
+def copy_tree(value: Any, memo: dict[Any, Any]) -> Any:
     """Return a deep copy of a module; ``memo`` is that of copy.deepcopy.
 
     Examples
@@ -57,14 +57,16 @@ def copy_tree(value: Any, memo: dict[int, Any]) -> Any:
         return items
     if kind is dict or (kind is OrderedDict and not value):
         copied = memo[id(value)] = kind()
-        copied.update((copy_tree(k, memo), copy_tree(x, memo)) for k, x in value.items())
+        for key, x in value.items():
+            name = key if type(key) in _CONSTANTS else copy_tree(key, memo)
+            copied[name] = x if type(x) in _CONSTANTS else copy_tree(x, memo)
         return copied
-    if issubclass(kind, _RECORDS) and _is_record(unshadowed(kind)):
-        return _copy_record(value, memo)
-    return copy.deepcopy(value, memo)
+    if kind not in memo:  # beside the identities of what was copied
+        memo[kind] = issubclass(kind, _RECORDS) and _is_record(unshadowed(kind))
+    return _copy_record(value, memo) if memo[kind] else copy.deepcopy(value, memo)
 
 
-def _copy_record(value: Any, memo: dict[int, Any]) -> Any:
+def _copy_record(value: Any, memo: dict[Any, Any]) -> Any:
     kind: Any = type(value)
     state = vars(value)
     if getattr(kind, "__getstate__", None) is not _GET_STATE:
@@ -73,7 +75,7 @@ def _copy_record(value: Any, memo: dict[int, Any]) -> Any:
         if type(state) is not dict:
             return copy.deepcopy(value, memo)
     twin = memo[id(value)] = kind.__new__(kind)
-    copied = {name: copy_tree(x, memo) for name, x in state.items()}
+    copied = {name: x if type(x) in _CONSTANTS else copy_tree(x, memo) for name, x in state.items()}
     if issubclass(kind, nn.Module):
         twin.__setstate__(copied)
     else:

@@ -30,8 +30,10 @@ class MeasuredTorch:
         return count_stored(model)
 
     def untouched(self, model: nn.Module) -> nn.Module:
-        """Return a copy that shares its parameters."""
-        return shared_copy(unwrapped(model))
+        """Return a copy that shares its parameters, in eval mode."""
+        twin = shared_copy(unwrapped(model))
+        twin.eval()  # a user's own train() may return nothing
+        return twin
 
     def fresh(self, inputs: Any) -> Any:
         """Return copies of tensors."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -16,13 +18,18 @@ from lilliput.frameworks.torch.instrument import set_narrow
 from lilliput.frameworks.torch.layer_sizes import fix_sizes
 from lilliput.frameworks.torch.narrow import Keep, Narrow, keep_of
 from lilliput.frameworks.torch.rewrite import find_edits
-from lilliput.frameworks.torch.sidecar import mask_of
+from lilliput.frameworks.torch.sidecar import mask_of, narrow_of
 from lilliput.graph.analysis import Analysis
 from lilliput.graph.cuts import balance, by_tensor, find_cuts
 from lilliput.graph.dead import find_dead
 from lilliput.graph.labels import Flags
 from lilliput.graph.norms import find_norms
 from lilliput.graph.walk import Value
+
+# The removed classes and the norms that were set last, by pruner.
+_narrowed: weakref.WeakKeyDictionary[Any, tuple[Flags, dict[str, Narrow | None]]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def narrow_norms(analysis: Analysis, model: nn.Module, removed: Flags) -> dict[str, Narrow | None]:
@@ -67,10 +74,18 @@ def narrow_to_masks(pruner: Any) -> None:
     if analysis is None or not analysis.walk.statistics:
         return
     masks = {}
+    modules = dict(model.named_modules(remove_duplicate=False))
     for name, parameter in model.named_parameters(remove_duplicate=False):
         path, _, leaf = name.rpartition(".")
-        mask = mask_of(model.get_submodule(path), leaf)
+        mask = mask_of(modules[path], leaf)
         masks[name] = torch.ones(()).expand(parameter.shape) if mask is None else mask
     flags = balance(analysis, layout.groups.flags(find_dead(layout.groups, zeros_in(masks))))
-    for path, narrow in narrow_norms(analysis, model, flags).items():
-        set_narrow(model.get_submodule(path), narrow)
+    if pruner in _narrowed:
+        before, made = _narrowed[pruner]
+        is_same = all(narrow_of(modules[path]) is x for path, x in made.items())
+        if is_same and np.array_equal(flags, before):
+            return  # they are as they should be
+    made = narrow_norms(analysis, model, flags)
+    for path, narrow in made.items():
+        set_narrow(modules[path], narrow)
+    _narrowed[pruner] = flags, made

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from lilliput.errors import NothingToCutError, UnsupportedModelError
+from lilliput.errors import NothingToCutError
 from lilliput.frameworks.shrinking import Options, Shrunk
-from lilliput.frameworks.torch.attributes import (
-    choices,
-    find_attributes,
-    find_in_module,
-    find_remembered,
-    held_value,
-    less_by_one,
-    owners_of,
-)
+from lilliput.frameworks.torch.attributes import held_value
 from lilliput.frameworks.torch.build import (
-    Parts,
     build,
     build_in_place,
     capture_parts,
@@ -30,7 +19,7 @@ from lilliput.frameworks.torch.build import (
     hand_over,
 )
 from lilliput.frameworks.torch.caches import find_shortcuts
-from lilliput.frameworks.torch.capture import as_inputs, check_copies, copy_model, plain_copy, quiet
+from lilliput.frameworks.torch.capture import check_copies, copy_model, plain_copy
 from lilliput.frameworks.torch.captured import CapturedModule
 from lilliput.frameworks.torch.chance import drawn_from
 from lilliput.frameworks.torch.cutting import named_tensors, shapes_of
@@ -40,6 +29,8 @@ from lilliput.frameworks.torch.graph import graph_of
 from lilliput.frameworks.torch.instrument import set_narrow
 from lilliput.frameworks.torch.mask_files import apply_masks, find_masks, put_back
 from lilliput.frameworks.torch.norms import narrow_norms
+from lilliput.frameworks.torch.perturb import Noise
+from lilliput.frameworks.torch.plans import Plans
 from lilliput.frameworks.torch.release import (
     check_model,
     check_optimizer,
@@ -50,23 +41,19 @@ from lilliput.frameworks.torch.release import (
     optimizer_of,
     release,
 )
-from lilliput.frameworks.torch.rewrite import Edit, find_cause, find_edits, has_casts
-from lilliput.frameworks.torch.track import Failure, describe, failing_module
-from lilliput.frameworks.torch.verify import Noise, Twin, make_references
-from lilliput.frameworks.torch.widths import OF_CLASSIFIER, Stale, Widths, find_feature_info, show
+from lilliput.frameworks.torch.rewrite import find_edits, has_casts
+from lilliput.frameworks.torch.verify import Twin, make_references
+from lilliput.frameworks.torch.widths import show
 from lilliput.graph.collect import find_groups
 from lilliput.graph.cuts import balance, find_cuts, in_order
 from lilliput.graph.dead import Zeros, find_dead, one_left
 from lilliput.graph.labels import Flags
-from lilliput.graph.plan import TIED, Attributes, Plan
-from lilliput.graph.walk import IS_OUTPUT
+from lilliput.graph.plan import Plan
 
 log = logging.getLogger("lilliput")
 _WHY_UNREAD = ("the example inputs never reach", "in evaluation, tables are read in place of")
 _ATTEMPTS = 6
 _MOST_WIDTHS = 8  # that are tried one by one, if not all of them can be set
-
-
 RUNS_AT_ONCE = True
 
 
@@ -116,16 +103,12 @@ def zeros_of(model: nn.Module) -> Zeros:
     return zeros_in(dict(plain_copy(model, share=True).named_parameters(remove_duplicate=False)))
 
 
-class _Work:
+class _Work(Plans):
     """One shrinking: the model and its analysis."""
 
     def __init__(self, model: nn.Module, example_inputs: Any, extend_masks: bool) -> None:
+        super().__init__()
         self.model, self.example_inputs = model, example_inputs
-        self.notes: list[str] = []
-        self.remembered: Attributes = {}
-        self.outdated: Stale = {}
-        self._parts: Parts = {}
-        self._is_steady = False  # looked at when outputs differ
         check_copies(unwrapped(model), example_inputs)
         self.plain = plain_copy(model, share=not extend_masks)
         self.groups = find_known_groups(model, self.plain, example_inputs)
@@ -189,205 +172,6 @@ class _Work:
             log.warning("speedup: %s.", self.notes[-1])
         return masked
 
-    def find_plan(self, allow_graph: bool) -> tuple[Plan, float]:
-        """Return the first plan that passes the check, preferring the user's own module."""
-        edits = self.edits
-        attributes = find_attributes(self.plain, edits)
-        failures: list[Failure] = []
-        remembered = find_remembered(self.plain, self.cuts)
-        left = choices(self.plain, attributes, remembered)
-        if not left[0] and (found := self._try_with_widths(Plan(self.cuts, {}))):
-            return found
-        self.outdated = {}
-        while left:
-            plan = Plan(self.cuts, left.pop(0))
-            error = self._try(plan, failures)
-            if error <= self.reference.tolerance:
-                return self._with_widths(*self._without_needless(plan, error))
-            if len(failures) == 1:
-                own = find_in_module(self.plain, self.cuts, failures[0].path)
-                is_more = any(plan.attributes.get(key) != value for key, value in own.items())
-                left[:0] = [{**plan.attributes, **own}] if is_more else []
-        why = failures[0]
-        if not allow_graph:
-            raise UnsupportedModelError(f"the model's own code cannot run on fewer channels: {why}")
-        for plan in self._with_graphs(attributes, edits, failures):
-            found = self._try_graphs(plan, failures)
-            if found is not None:
-                self.notes.append(
-                    f"captured, since its own code cannot run on fewer channels: {why}"
-                )
-                self.notes.append(
-                    "captured code no longer does what it does only in training (dropout in fused attention, "
-                    "stochastic depth), and batch norms in it all follow train()"
-                )
-                return self._with_widths(*found)
-        raise UnsupportedModelError(
-            f"no shrunk form of the model reproduces the outputs of the masked one: {failures[-1]}"
-        )
-
-    def _without_needless(self, plan: Plan, error: float) -> tuple[Plan, float]:
-        """Return a plan without attributes that only happen to equal a number that changes."""
-        for fewer in less_by_one(plan.attributes, self.plain):
-            kept = {k: v for k, v in plan.attributes.items() if k in fewer}
-            if len(kept) < len(plan.attributes):
-                trial = replace(plan, attributes=kept)
-                found = self._try(trial, [])
-                if found <= self.reference.tolerance:
-                    plan, error = trial, found
-        return plan, error
-
-    def _try_with_widths(self, plan: Plan) -> tuple[Plan, float] | None:
-        """Return a plan that sets no attribute but widths, if one check finds all of it right."""
-        try:
-            found = self._find_widths(plan)
-        except (
-            Exception
-        ) as failure:  # the model does not run on fewer channels; it is seen why later
-            log.debug("speedup: no widths: %s", describe(failure))
-            return None
-        if not found:
-            return None
-        trial = replace(plan, attributes=found)
-        error = self._try(trial, [])
-        if error > self.reference.tolerance:
-            return None
-        self.remembered |= found
-        return trial, error
-
-    def _with_widths(self, plan: Plan, error: float) -> tuple[Plan, float]:
-        """Return a plan that also sets widths stored as attributes, if they are certain."""
-        if plan.kind == "graph":
-            return plan, error
-        found = self._find_widths(plan)
-        names = sorted({name for _, name in found})
-        left = dict(found)
-        for chosen in [names, *([name] for name in names[:_MOST_WIDTHS] if len(names) > 1)]:
-            new = {k: v for k, v in left.items() if k[1] in chosen}
-            trial = replace(plan, attributes={**plan.attributes, **new})
-            is_right = bool(new) and self._try(trial, []) <= self.reference.tolerance
-            if is_right:
-                plan = trial
-                self.remembered |= new
-            # A number used in the code is right for it, but not for a new classifier.
-            if is_right or (len(chosen) == 1 and chosen[0] not in OF_CLASSIFIER):
-                left = {k: v for k, v in left.items() if k not in new}
-        self.outdated |= {k: held_value(self.plain.get_submodule(k[0]), k[1]) for k in left}
-        return plan, error
-
-    def _find_widths(self, plan: Plan) -> Attributes:
-        """Return the widths that modules remember, beside the attributes of a plan; note stale ones."""
-        known = {(path, name.partition(".")[0]) for path, name in plan.attributes}
-        inside = tuple(f"{x}." for x in plan.graphs)
-        outputs = {x.tensor: x.dim for x in self.groups.pinned if x.reason == IS_OUTPUT}
-        found, self.outdated = Widths(self.plain, plan.cuts, outputs).find(
-            lambda key: (
-                (key[0], key[1].partition(".")[0]) in known or f"{key[0]}.".startswith(inside)
-            )
-        )
-        return found | find_feature_info(
-            self.plain,
-            lambda: build(self.plain, plan, self.example_inputs, self._parts),
-            self._run,
-        )
-
-    def _run(self, model: nn.Module) -> None:
-        args, kwargs = as_inputs(self.example_inputs)
-        with quiet(), torch.no_grad():
-            model(*args, **kwargs)
-
-    def _with_graphs(
-        self, attributes: Attributes, edits: list[Edit], failures: list[Failure]
-    ) -> Iterator[Plan]:
-        """Yield plans that replace more and more of the model by captured graphs."""
-        graphs: set[str] = set()
-        path = failures[0].path or _common(edits)
-        for _ in range(_ATTEMPTS):
-            if not path:
-                break
-            graphs = {x for x in graphs if not x.startswith(f"{path}.")} | {path}
-            graphs |= self._alike(path, edits)
-            inside = tuple(f"{x}." for x in graphs)
-            others = {k: v for k, v in attributes.items() if not f"{k[0]}.".startswith(inside)}
-            yield Plan(self.cuts, others, tuple(sorted(graphs)))
-            path = failures[-1].path
-            while path in graphs:  # the graph runs, but modules around it do not
-                path = path.rpartition(".")[0]
-        yield Plan(self.cuts, {}, ("",))
-
-    def _try_graphs(self, plan: Plan, failures: list[Failure]) -> tuple[Plan, float] | None:
-        """Return a plan that passes and its error, preferably one that accepts any batch size."""
-        open_, why = replace(plan, any_size=True), list[Failure]()
-        error = self._try(open_, why)
-        if error <= self.reference.tolerance and self._takes_other_batches(open_):
-            return open_, error
-        if (
-            why
-            and why[0].path
-            and not f"{why[0].path}.".startswith(tuple(f"{x}." for x in plan.graphs))
-        ):
-            failures += why  # in code around the graphs, which does not know their sizes
-            return None
-        error = self._try(plan, failures)
-        if error > self.reference.tolerance:
-            return None
-        self.notes.insert(0, TIED)
-        log.warning("speedup: the shrunk model %s.", TIED)
-        return plan, error
-
-    def _takes_other_batches(self, plan: Plan) -> bool:
-        others = self.reference.with_other_batches(self.masked)
-        twin = self._twin(plan).model
-        try:
-            return bool(others) and all(x.error(twin) <= x.tolerance for x in others or ())
-        except Exception as failure:
-            log.debug("speedup: sizes cannot be dynamic: %s", describe(failure))
-            return False
-
-    def _alike(self, path: str, edits: list[Edit]) -> set[str]:
-        """Return the modules of the same class with the same edits."""
-        owners = {x for edit in edits for x in owners_of(edit)}
-        cls = type(self.plain.get_submodule(path))
-        return {x for x in owners if x and type(self.plain.get_submodule(x)) is cls}
-
-    def _try(self, plan: Plan, failures: list[Failure]) -> float:
-        try:
-            twin = self._twin(plan)
-        except Exception as failure:
-            failures.append(Failure("", describe(failure)))
-            return float("inf")
-        reference = self.reference
-        try:
-            error = reference.error(twin.model)
-            if error <= reference.tolerance:
-                # With other weights, too: a head of zeros, say, would hide any difference.
-                reference = self.elsewhere
-                error = max(error, self._error_elsewhere(plan, twin))
-        except Exception as failure:
-            path = failing_module(twin.model, reference.error)
-            failures.append(Failure(path, describe(failure)))
-            return float("inf")
-        finally:
-            twin.free()
-        if error > self.reference.tolerance:
-            if not self._is_steady:
-                self.reference.check_steady(unwrapped(self.masked))
-                self._is_steady = True
-            cause = find_cause(self.edits) if not plan.graphs else ""
-            failures.append(Failure("", f"its outputs differ by {error:.1e} of the largest{cause}"))
-        return error
-
-    def _error_elsewhere(self, plan: Plan, twin: Twin) -> float:
-        """Return the error with noise on the weights."""
-        if twin.keeps_tables():
-            twin = self._twin(plan)
-        twin.use(self.noise.add_cut)
-        return self.elsewhere.error(twin.model)
-
-    def _twin(self, plan: Plan) -> Twin:
-        built = build(self.plain, plan, self.example_inputs, self._parts)
-        return Twin(built, self.reference.precision)
-
     def carry_out(self, plan: Plan, optimizer: Any) -> nn.Module:
         """Apply a plan that passed to the user's model."""
         model = unwrapped(self.model)
@@ -447,9 +231,3 @@ class _Work:
     def removed_units(self) -> dict[str, tuple[int, int]]:
         """Return how many units of each group were removed, of how many."""
         return {name: (int(x.sum()), len(x)) for name, x in self._units().items() if x.any()}
-
-
-def _common(edits: list[Edit]) -> str:
-    """Return the module whose code has most of the changing numbers, '' for the model itself."""
-    owners = [owners_of(edit)[0] for edit in edits if edit.numbers() and owners_of(edit)]
-    return max(set(owners), key=lambda x: (owners.count(x), x)) if owners else ""

@@ -68,13 +68,14 @@ def quantizer_of(module: nn.Module, name: str) -> Any:
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Put a model in eval mode temporarily, and restore the mode of every module."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
+    training = [module for module in model.modules() if module.training]
+    if training:
+        model.eval()
     try:
         yield
     finally:
-        for module, mode in modes.items():
-            module.training = mode
+        for module in training:
+            module.training = True
 
 
 def watch(

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import logging
-import zlib
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
@@ -19,16 +16,12 @@ from lilliput.frameworks.torch.caches import cached_tensors, drop_caches, has_ta
 from lilliput.frameworks.torch.capture import Inputs, as_inputs, fresh, quiet, shared_copy
 from lilliput.frameworks.torch.chance import kinds_of_luck
 from lilliput.frameworks.torch.compare import relative_error, tensors_of
-from lilliput.frameworks.torch.cutting import clear_, cut_all
-from lilliput.frameworks.torch.precision import Load, keep, load_in_parts
-from lilliput.frameworks.torch.sidecar import is_ours, mask_of
-from lilliput.frameworks.torch.weights import zero_
-from lilliput.graph.cuts import Cut, by_tensor
+from lilliput.frameworks.torch.perturb import SEED
+from lilliput.frameworks.torch.precision import Load, keep, load_in_parts, run_contiguous
 
 log = logging.getLogger("lilliput")
-_SEED = 20_230
-_CHUNK = 131_072  # numbers of a weight that are added to at once: as many as stay in a cache
-_PERIOD = 65_537  # of noise: a prime, so that neighbouring rows and channels get other numbers
+
+_EXACT, _ROUGH = 1e-10, 1e-5  # largest errors, relative to the largest output
 
 Precision = Literal["parts", "double", "own"]  # "parts" is double precision with less memory
 
@@ -42,6 +35,10 @@ class Reference:
     precision: Precision
     tolerance: float
 
+    def twin_of(self, model: nn.Module) -> Twin:
+        """Return a copy of the masked model in this precision."""
+        return Twin(shared_copy(model).eval(), self.precision)
+
     def error(self, model: nn.Module) -> float:
         """Return the largest relative error of a model in eval mode; it may raise."""
         answers = _answers(model, self.inputs, len(self.outputs))
@@ -54,15 +51,14 @@ class Reference:
         for size in (1, 7):
             inputs = tree_map(lambda x, size=size: _batch(x, size), self.inputs)
             try:
-                twin = _twin(model, self.precision)
-                found.append(_run(twin, inputs, self.precision, self.tolerance))
+                found.append(_run(self.twin_of(model), replace(self, inputs=inputs)))
             except Exception:
                 return None
         return found
 
     def check_steady(self, model: nn.Module) -> None:
         """Raise if the masked model, called twice, gives different outputs for the same inputs."""
-        twin = _twin(model, self.precision)
+        twin = self.twin_of(model)
         if max(self.error(twin.model) for _ in range(2)) > self.tolerance:
             raise UnsupportedModelError(
                 f"{type(model).__name__} returns different outputs for the same inputs in "
@@ -74,7 +70,7 @@ class Reference:
 
         ``drawn`` is what it draws them from.
         """
-        twin = Twin(shared_copy(model).eval(), self.precision).model
+        twin = self.twin_of(model).model
         for _ in kinds_of_luck():
             try:
                 is_same = self.error(twin) <= self.tolerance
@@ -103,6 +99,8 @@ class Twin:
     def __init__(self, model: nn.Module, precision: Precision) -> None:
         self.model, self.precision = model, precision
         self._load: Load = keep
+        if precision != "own":
+            run_contiguous(model)
         if precision == "parts":
             load_in_parts(model, lambda *named: self._load(*named))
             return
@@ -130,84 +128,6 @@ class Twin:
             drop_caches(self.model)
 
 
-class Noise:
-    """Noise for every kept weight, so that no zero or one hides an error."""
-
-    def __init__(self, model: nn.Module, cuts: Sequence[Cut]) -> None:
-        self.cuts = by_tensor(cuts)
-        self.model = model
-        self.parameters = {
-            name: p.detach()
-            for name, p in model.named_parameters()
-            if not is_ours(name) and p.is_floating_point()
-        }
-        self._spreads: dict[str, float] = {}
-        table = torch.rand(_PERIOD, generator=torch.Generator().manual_seed(_SEED)) - 0.5
-        longest = max([p.shape[1:].numel() for p in self.parameters.values()], default=1)
-        self._table = table.repeat((_CHUNK + longest) // _PERIOD + 2)
-        self._tables: dict[tuple[torch.dtype, torch.device], Tensor] = {}
-
-    def add(self, name: str, tensor: Tensor, first: int = 0) -> Tensor:
-        """Add noise to rows of a weight of the masked model, zero where it is masked or cut."""
-        if name not in self.parameters:
-            return tensor
-        table, start, width, step = self._noise(name, tensor)
-        for row in range(0, len(tensor) if tensor.dim() else 1, step):
-            part = tensor[row : row + step] if tensor.dim() else tensor
-            at = (start + (first + row) * width) % _PERIOD
-            part.add_(table[at : at + part.numel()].view(part.shape), alpha=self._spread(name))
-        for cut in self.cuts.get(name, ()):
-            if cut.dim == 0 and cut.keep.ndim == 1:
-                kept = cut.keep[(cut.keep >= first) & (cut.keep < first + len(tensor))] - first
-                cut = replace(cut, keep=kept)
-            clear_(cut, tensor)
-        mask = self._mask(name)
-        if mask is not None:
-            zero_(tensor, mask[first : first + len(tensor)] if tensor.dim() else mask)
-        return tensor
-
-    def add_cut(self, name: str, tensor: Tensor, first: int = 0) -> Tensor:
-        """Add to rows of a weight of a shrunk model what is left of the noise."""
-        if name not in self.parameters:
-            return tensor
-        cuts, shape = self.cuts.get(name, []), self.parameters[name].shape
-        mask = self._mask(name)
-        if not shape or any(cut.keep.ndim > 1 for cut in cuts):  # never a part of one
-            noise = self.add(name, tensor.new_zeros(shape))
-            return tensor.add_(cut_all(noise, cuts))
-        table, start, width, step = self._noise(name, tensor)
-        kept = next((cut.keep for cut in cuts if cut.dim == 0), np.arange(shape[0]))
-        others = [cut for cut in cuts if cut.dim != 0]
-        for row in range(0, len(tensor), step):  # in steps: all of the noise is a large weight
-            rows = torch.from_numpy(kept[first + row : first + min(row + step, len(tensor))])
-            at = (start + rows * width) % _PERIOD
-            noise = table.unfold(0, width, 1)[at.to(table.device)].view(-1, *shape[1:])
-            part = tensor[row : row + step]
-            part.add_(cut_all(noise, others), alpha=self._spread(name))
-            if mask is not None:
-                zero_(part, cut_all(mask[rows.to(mask.device)], others))
-        return tensor
-
-    def _mask(self, name: str) -> Tensor | None:
-        path, _, leaf = name.rpartition(".")
-        return mask_of(self.model.get_submodule(path), leaf)
-
-    def _noise(self, name: str, tensor: Tensor) -> tuple[Tensor, int, int, int]:
-        """Return the noise, where that of a parameter starts, the length of a row, and rows per step."""
-        kind = (tensor.dtype, tensor.device)
-        if kind not in self._tables:
-            self._tables[kind] = self._table.to(tensor.device, tensor.dtype)
-        width = max(1, self.parameters[name].shape[1:].numel())
-        return self._tables[kind], zlib.crc32(name.encode()), width, max(1, _CHUNK // width)
-
-    def _spread(self, name: str) -> float:
-        """Return the scale of the noise of a parameter: a tenth of how far its numbers spread."""
-        if name not in self._spreads:
-            parameter = self.parameters[name]
-            self._spreads[name] = float(parameter.std()) if parameter.numel() > 1 else 0.0
-        return 0.35 * self._spreads[name] or 0.35
-
-
 def _answers(model: nn.Module, inputs: Inputs, count: int) -> list[list[Tensor]]:
     """Return the outputs of a model, and if ``count`` is 2 again without torch's fused kernels."""
     found = []
@@ -226,56 +146,64 @@ def _has_fast_path(model: nn.Module) -> bool:
 def make_references(
     model: nn.Module, example_inputs: Any, has_casts: bool, noise: Load | None = None
 ) -> list[Reference]:
-    """Run the masked model, in double precision if it can, and again with noise if there is some."""
+    """Run the masked model, in double precision if it can, and again with noise if there is some.
+
+    Neither run makes the other needless: zeros hide errors from the first one, and noise that switches a unit
+    off hides what is wrong with it from the second.
+    """
     given = as_inputs(example_inputs)
     precisions: tuple[Precision, ...] = ("double",) if has_tables(model) else ("parts", "double")
     for precision in precisions:
         try:
-            tolerance = 1e-5 if has_casts else 1e-10
-            own = _run(twin := _twin(model, precision), _as_double(given), precision, tolerance)
-            return [own] if noise is None else [own, _run_with_noise(model, own, noise, twin)]
+            tolerance = _ROUGH if has_casts else _EXACT
+            return _references(model, Reference(_as_double(given), [], precision, tolerance), noise)
         except UnsupportedModelError:
             raise
         except Exception as error:
             log.debug("speedup: %s precision: %s", precision, error)
-    own = _run(twin := _twin(model, "own"), given, "own", 1e-5)  # which it insists on
-    return [own] if noise is None else [own, _run_with_noise(model, own, noise, twin)]
+    return _references(model, Reference(given, [], "own", _ROUGH), noise)  # which it insists on
 
 
-def _twin(model: nn.Module, precision: Precision) -> Twin:
-    return Twin(shared_copy(model).eval(), precision)
-
-
-def _run_with_noise(model: nn.Module, own: Reference, noise: Load, twin: Twin) -> Reference:
-    """Run the masked model, of which ``twin`` is a copy, with noise on its weights and varied inputs."""
+def _references(model: nn.Module, empty: Reference, noise: Load | None) -> list[Reference]:
+    """Return references like an empty one: the model's own weights, then with noise."""
+    twin = empty.twin_of(model)
+    own = _run(twin, empty)
+    if noise is None:
+        return [own]
     if twin.keeps_tables():
-        twin = _twin(model, own.precision)
+        twin = empty.twin_of(model)
     twin.use(noise)
     try:
-        return _run_varied(twin, own)
+        return [own, _run_varied(twin, empty)]
     finally:
         twin.free()
 
 
-def _run_varied(twin: Twin, own: Reference) -> Reference:
+def _run_varied(twin: Twin, empty: Reference) -> Reference:
+    """Run the masked model on inputs that reveal something."""
+    varied = _varied(empty.inputs)
     try:
-        found = _run(twin, _varied(own.inputs), own.precision, own.tolerance)
-        if all(x.isfinite().all() for answer in found.outputs for x in answer):
+        found = _run(twin, replace(empty, inputs=varied))
+        if _is_finite(found):
             return found
     except Exception as error:
         log.debug("speedup: on other inputs: %s", error)
-    return _run(twin, own.inputs, own.precision, own.tolerance)
+    return _run(twin, empty)
 
 
-def _run(twin: Twin, inputs: Inputs, precision: Precision, tolerance: float) -> Reference:
+def _is_finite(reference: Reference) -> bool:
+    return all(x.isfinite().all() for answer in reference.outputs for x in answer)
+
+
+def _run(twin: Twin, empty: Reference) -> Reference:
     model = twin.model
-    answers = _answers(model, inputs, 2 if _has_fast_path(model) else 1)
+    answers = _answers(model, empty.inputs, 2 if _has_fast_path(model) else 1)
     if not any(x.is_floating_point() and x.isfinite().any() for x in answers[0]):
         raise UnsupportedModelError(
             f"{type(model).__name__} returns no finite number for the example inputs, so nothing can be "
             "checked; pass realistic inputs."
         )
-    return Reference(inputs, answers, precision, tolerance)
+    return replace(empty, outputs=answers)
 
 
 def _batch(x: Any, size: int) -> Any:
@@ -296,7 +224,7 @@ def _double(x: Any) -> Any:
 
 def _varied(inputs: Inputs) -> Inputs:
     """Return inputs with other floating-point numbers, in case the given ones reveal little."""
-    generator = torch.Generator().manual_seed(_SEED)
+    generator = torch.Generator().manual_seed(SEED)
 
     def vary(x: Any) -> Any:
         if not isinstance(x, Tensor) or not x.is_floating_point():

@@ -112,15 +112,28 @@ def zero_(tensor: Any, mask: Tensor) -> None:
     """
     for part, kept in in_blocks(*_local(tensor, mask)):
         if part.device.type == "cpu" and part.dtype in _MULTIPLIED:
-            part.mul_((kept != 0).to(part.dtype)).add_(0.0)  # zero where it was minus zero
+            part.mul_(ones_of(kept, part.dtype)).add_(0.0)  # zero where it was minus zero
             if math.isfinite(float(part.sum())):
                 continue
         part.masked_fill_(kept == 0, 0)
 
 
 def is_zero_at(tensor: Tensor, mask: Tensor) -> bool:
-    """Whether a tensor is zero already wherever a mask prunes."""
-    return all(torch.equal(part * (kept != 0), part) for part, kept in in_blocks(tensor, mask))
+    """Whether a tensor is zero already wherever a mask prunes; False if it is not finite there."""
+    return all(
+        not part.numel() or float((part * ones_of(kept, part.dtype)).sub_(part).abs().amax()) == 0.0
+        for part, kept in in_blocks(tensor, mask)
+    )
+
+
+def ones_of(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a mask in a type, one wherever it is not zero.
+
+    The sign of floating-point numbers is found several times faster than a comparison on a CPU.
+    """
+    if mask.is_floating_point():
+        return mask.sign().abs_().to(dtype)
+    return (mask != 0).to(dtype)
 
 
 def in_blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -1,0 +1,81 @@
+"""Try a plan on a copy of a model: cut it, run it, and compare it with the masked one."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from torch import nn
+
+from lilliput.frameworks.torch.build import Parts, build
+from lilliput.frameworks.torch.discover import unwrapped
+from lilliput.frameworks.torch.perturb import Noise
+from lilliput.frameworks.torch.rewrite import Edit, find_cause
+from lilliput.frameworks.torch.track import Failure, describe, failing_module
+from lilliput.frameworks.torch.verify import Reference, Twin
+from lilliput.graph.plan import Plan
+
+log = logging.getLogger("lilliput")
+
+
+class Trials:
+    """The comparison of shrunk copies of a model with the masked one."""
+
+    plain: nn.Module  # without compressors
+    masked: nn.Module
+    example_inputs: Any
+    edits: list[Edit]  # numbers in the code that would change
+    noise: Noise
+    reference: Reference
+    elsewhere: Reference  # with noise
+
+    def __init__(self) -> None:
+        self._parts: Parts = {}
+        self._is_steady = False  # looked at when outputs differ
+
+    def _try(self, plan: Plan, failures: list[Failure]) -> float:
+        try:
+            twin = self._twin(plan)
+        except Exception as failure:
+            failures.append(Failure("", describe(failure)))
+            return float("inf")
+        reference = self.reference
+        try:
+            error = reference.error(twin.model)
+            if error <= reference.tolerance:
+                # With other weights, too: a head of zeros, say, would hide any difference.
+                reference = self.elsewhere
+                error = max(error, self._error_elsewhere(plan, twin))
+        except Exception as failure:
+            path = failing_module(twin.model, reference.error)
+            failures.append(Failure(path, describe(failure)))
+            return float("inf")
+        finally:
+            twin.free()
+        if error > self.reference.tolerance:
+            if not self._is_steady:
+                self.reference.check_steady(unwrapped(self.masked))
+                self._is_steady = True
+            cause = find_cause(self.edits) if not plan.graphs else ""
+            failures.append(Failure("", f"its outputs differ by {error:.1e} of the largest{cause}"))
+        return error
+
+    def _error_elsewhere(self, plan: Plan, twin: Twin) -> float:
+        """Return the error with noise on the weights."""
+        if twin.keeps_tables():
+            twin = self._twin(plan)
+        twin.use(self.noise.add_cut)
+        return self.elsewhere.error(twin.model)
+
+    def _twin(self, plan: Plan) -> Twin:
+        built = build(self.plain, plan, self.example_inputs, self._parts)
+        return Twin(built, self.reference.precision)
+
+    def _takes_other_batches(self, plan: Plan) -> bool:
+        others = self.reference.with_other_batches(self.masked)
+        twin = self._twin(plan).model
+        try:
+            return bool(others) and all(x.error(twin) <= x.tolerance for x in others or ())
+        except Exception as failure:
+            log.debug("speedup: sizes cannot be dynamic: %s", describe(failure))
+            return False
