@@ -62,10 +62,13 @@ class Trials:
 
     def _error_elsewhere(self, plan: Plan, twin: Twin) -> float:
         """Return the error with noise on the weights."""
-        if twin.keeps_tables():
-            twin = self._twin(plan)
-        twin.use(self.noise.add_cut)
-        return self.elsewhere.error(twin.model)
+        noisy = self._twin(plan) if twin.keeps_tables() else twin
+        noisy.use(self.noise.add_cut)
+        try:
+            return self.elsewhere.error(noisy.model)
+        finally:
+            if noisy is not twin:
+                noisy.free()
 
     def _twin(self, plan: Plan) -> Twin:
         built = build(self.plain, plan, self.example_inputs, self._parts)
