@@ -32,7 +32,8 @@ The protocol is the same for every row:
   error of 1.6 %.
 - Training after the dense stage distils from the dense network unless a row says otherwise; papers before
   2018 did not do this. Images of CIFAR-10 are shifted and mirrored in training; those of MNIST are not
-  augmented. Convolutional networks train in bfloat16; all errors are measured in float32.
+  augmented unless a table says so. Convolutional networks train in bfloat16; all errors are measured in
+  float32.
 """
 MISSING = "Not measured yet; the script is available."
 
