@@ -80,7 +80,10 @@ def _check_params(criterion: type, given: Mapping[str, Any]) -> None:
     if any(x.kind is x.VAR_KEYWORD for x in takes):
         return
     positional = [x for x in takes if x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)]
-    own = [*positional[2:], *(x for x in takes if x.kind is x.KEYWORD_ONLY)]  # after model and pruner
+    own = [
+        *positional[2:],
+        *(x for x in takes if x.kind is x.KEYWORD_ONLY),
+    ]  # after model and pruner
     names = [x.name for x in own]
     for name in given:
         if name not in names:

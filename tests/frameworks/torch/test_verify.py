@@ -359,3 +359,29 @@ def test_weights_that_copies_share_with_the_model_are_left_alone():
     with pytest.raises(UnsupportedModelError, match=r"the model's own 2\.weight, 2\.bias"):
         speedup(model, x)
     torch.testing.assert_close(model(x), expected)
+
+
+class Scaled(nn.Conv2d):
+    """Convolves with an argument of its own."""
+
+    def forward(self, x):
+        return self._conv_forward(x, self.weight, self.bias, 2.0)
+
+    def _conv_forward(self, x, weight, bias, scale):
+        return super()._conv_forward(x, weight, bias) * scale
+
+
+class Spelled(nn.Conv2d):
+    """Calls torch's method by the names of its arguments."""
+
+    def forward(self, x):
+        return self._conv_forward(input=x, weight=self.weight, bias=self.bias)
+
+
+@pytest.mark.parametrize("kind", [nn.Conv2d, Scaled, Spelled])
+def test_depthwise_convolutions_of_any_class_are_compared_in_double_precision(kind):
+    model = nn.Sequential(kind(4, 4, 3, groups=4), nn.ReLU()).eval()
+    image = torch.randn(2, 4, 8, 8).to(memory_format=torch.channels_last)
+    (reference,) = make_references(model, image, has_casts=False)
+    assert reference.precision == "parts"
+    assert torch.allclose(reference.outputs[0][0].float(), model(image), atol=1e-5)
