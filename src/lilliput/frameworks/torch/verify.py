@@ -171,6 +171,7 @@ def _references(model: nn.Module, empty: Reference, noise: Load | None) -> list[
     if noise is None:
         return [own]
     if twin.keeps_tables():
+        twin.free()
         twin = empty.twin_of(model)
     twin.use(noise)
     try:
