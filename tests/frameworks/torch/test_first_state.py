@@ -86,3 +86,24 @@ class Chatty(torch.optim.SGD):
 def test_a_flag_that_is_not_among_the_settings_does_not_matter_for_zeros():
     weight = nn.Parameter(torch.randn(4, 3))
     assert first_values(Chatty([weight]), weight) == {"momentum_buffer": 0.0}
+
+
+class OfModel(torch.optim.Rprop):
+    """Is made from a model, not from its parameters, and otherwise torch's."""
+
+    def __init__(self, model):
+        super().__init__(model.parameters(), lr=0.02)
+
+
+class OfModelWithStep(OfModel):
+    """Also steps in its own way."""
+
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+def test_an_optimizer_with_a_step_of_torch_starts_like_that_of_torch():
+    layer = nn.Linear(3, 4)
+    assert first_values(OfModel(layer), layer.weight) == {"step_size": 0.02}
+    with pytest.raises(UnknownStateError, match="parameters"):
+        first_values(OfModelWithStep(layer), layer.weight)

@@ -32,13 +32,18 @@ def first_values(optimizer: Any, parameter: Tensor) -> dict[str, float | None]:
     """
     optimizer = _inside(optimizer)
     group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
-    if type(optimizer).__module__.startswith("torch.optim"):
+    if _is_of_torch(type(optimizer)):
         return _known_values(optimizer, group)
     sizes = _SIZES[: parameter.dim()]
     weight = torch.nn.Parameter(torch.zeros(sizes, dtype=parameter.dtype, device=parameter.device))
     arguments, missing = _arguments(optimizer, group)
-    recorded = _recorded(optimizer, group, weight, arguments).items()
-    found = {k: _one_number(k, x) if x.shape == weight.shape else None for k, x in recorded}
+    try:
+        recorded = _recorded(optimizer, group, weight, arguments)
+    except UnknownStateError:
+        if _is_of_torch(type(optimizer).step):  # only its constructor is another one
+            return _known_values(optimizer, group)
+        raise
+    found = {k: _one_number(k, x) if x.shape == weight.shape else None for k, x in recorded.items()}
     suspects = missing if any(found.values()) else [x for x in missing if _is_number(x.default)]
     if suspects:
         raise UnknownStateError(f"its argument {suspects[0].name!r} is not among its settings")
@@ -65,6 +70,10 @@ def _inside(optimizer: Any) -> Any:
             if held[0] is optimizer.state and held[1] is optimizer.param_groups:
                 return _inside(x)
     return optimizer
+
+
+def _is_of_torch(code: Any) -> bool:
+    return str(code.__module__).startswith("torch.optim.")
 
 
 def _known_values(optimizer: Any, group: dict[str, Any]) -> dict[str, float | None]:
