@@ -1,10 +1,13 @@
 """What an optimizer starts with is found out without leaving a trace in it, or anywhere else."""
 
+import inspect
+
 import pytest
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from lilliput.frameworks.torch import first_state
 from lilliput.frameworks.torch.first_state import UnknownStateError, first_values
 
 
@@ -107,3 +110,18 @@ def test_an_optimizer_with_a_step_of_torch_starts_like_that_of_torch():
     assert first_values(OfModel(layer), layer.weight) == {"step_size": 0.02}
     with pytest.raises(UnknownStateError, match="parameters"):
         first_values(OfModelWithStep(layer), layer.weight)
+
+
+CLASSES = [x for x in vars(torch.optim).values() if inspect.isclass(x)]
+OTHERS = ("Optimizer", "LBFGS", "SparseAdam")  # without a step on dense gradients and no closure
+KINDS = [x for x in CLASSES if issubclass(x, torch.optim.Optimizer) and x.__name__ not in OTHERS]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_what_the_optimizers_of_torch_start_with_is_what_they_tell(kind, monkeypatch):
+    weight = nn.Parameter(torch.randn(4, 3))
+    optimizer = kind([weight])
+    known = {name: value for name, value in first_values(optimizer, weight).items() if value}
+    monkeypatch.setattr(first_state, "_is_of_torch", lambda code: False)
+    asked = {name: value for name, value in first_values(optimizer, weight).items() if value}
+    assert known == pytest.approx(asked)

@@ -73,7 +73,7 @@ def _inside(optimizer: Any) -> Any:
 
 
 def _is_of_torch(code: Any) -> bool:
-    return str(code.__module__).startswith("torch.optim.")
+    return f"{code.__module__}.".startswith("torch.optim.")
 
 
 def _known_values(optimizer: Any, group: dict[str, Any]) -> dict[str, float | None]:
