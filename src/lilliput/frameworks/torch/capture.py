@@ -130,7 +130,7 @@ def plain_copy(model: nn.Module, share: bool = False) -> nn.Module:
     """Return a copy of a model in eval mode, without compressors.
 
     With ``share``, parameters share the memory of the model's own, unless masks have to be applied
-    to them, or ``eval()`` may write to them: the copy must not be written to.
+    to them, or switching to evaluation may write to them: the copy must not be written to.
     """
     from lilliput.frameworks.torch.backend import strip
     from lilliput.frameworks.torch.discover import unwrapped
@@ -173,7 +173,7 @@ def copy_model(model: nn.Module) -> nn.Module:
 def shared_copy(model: nn.Module) -> nn.Module:
     """Return a copy with parameters in the same memory: replace them, but do not write to them.
 
-    Those that ``eval()`` may write to are copied.
+    Those that switching to evaluation may write to are copied.
     """
     twin = _copy(model, _shared_masks(model) | _shared_all(model, model.parameters()))
     own = {id(p) for p in model.parameters()}
@@ -187,7 +187,7 @@ def shared_copy(model: nn.Module) -> nn.Module:
 
 
 def _shared_all(model: nn.Module, parameters: Iterable[nn.Parameter]) -> dict[int, Any]:
-    """Return parameters in the same memory, by identity, but for those that ``eval()`` may write to."""
+    """Return parameters in the same memory, by identity, but for those that a switch of mode may change."""
     written = {id(p) for p in written_by_modes(model).values()}
     return {id(p): _shared(p) for p in parameters if id(p) not in written}
 

@@ -146,7 +146,7 @@ class _Work(Plans):
             self.reference.check_chance(unwrapped(self.masked), drawn)
 
     def _make_references(self) -> None:
-        self.reference, self.elsewhere = make_references(
+        self.reference, self.noisy_reference = make_references(
             unwrapped(self.masked), self.example_inputs, has_casts(self.analysis), self.noise.add
         )
 
