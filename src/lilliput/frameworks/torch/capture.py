@@ -194,7 +194,7 @@ def _shared_all(model: nn.Module, parameters: Iterable[nn.Parameter]) -> dict[in
 
 def check_modes(model: nn.Module) -> None:
     """Raise if a model changes its weights when it switches to evaluation, where everything is compared."""
-    if not model.training or not written_by_modes(model):
+    if not any(x.training for x in model.modules()) or not written_by_modes(model):
         return
     twin = shared_copy(model)
     before = {name: p.detach().clone() for name, p in written_by_modes(twin).items()}
@@ -203,7 +203,7 @@ def check_modes(model: nn.Module) -> None:
         if not torch.equal(parameter, before[name]):
             raise UnsupportedModelError(
                 f"{type(model).__name__} changes {name!r} when it switches to evaluation, as layers do that "
-                "merge other weights into it, but it is in training mode; call model.eval() first."
+                "merge other weights into it, but is in training mode; call model.eval() first."
             )
 
 
