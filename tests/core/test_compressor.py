@@ -158,6 +158,20 @@ def test_masks_follow_an_overridden_step_or_update_epoch_without_an_optimizer():
     assert zeros == [1, 2, 9]
 
 
+class Forwarding(torch.optim.Optimizer):
+    """Only looks like an optimizer, as that of accelerate does."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.param_groups = optimizer, optimizer.param_groups
+
+
+def test_an_optimizer_around_another_one_is_refused_by_name():
+    model = make_model()
+    optimizer = Forwarding(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(ConfigError, match="'Forwarding', which cannot be hooked.*the one inside"):
+        LevelPruner(model, RULES, optimizer).compress()
+
+
 def test_an_optimizer_of_another_model_is_refused():
     optimizer = torch.optim.SGD(make_model().parameters(), lr=0.1)
     with pytest.raises(ConfigError, match="none of the weights"):

@@ -49,6 +49,26 @@ def test_what_rounding_left_of_huge_numbers_is_no_error(dtype):
     assert found < 10 * np.finfo(dtype).eps
 
 
+def test_small_differences_of_huge_numbers_may_have_their_rounding_errors():
+    huge = RNG.normal(size=(4, 8)) * 1e5
+    small = RNG.normal(size=(4, 8)) * 1e-3  # such as f(x + 1e-8) - f(x) next to f(x)
+    error = 1e5 * np.finfo("float64").eps
+    assert relative_error(np.append(huge, small), np.append(huge, small + error)) < 1e-14
+    wrong = relative_error(np.append(huge, small), np.append(huge, small + 1e-7))
+    assert wrong == pytest.approx(1e-7 / np.abs(small).max(), rel=1e-3)
+
+
+def test_fillers_have_no_rounding_errors_to_excuse():
+    scores = RNG.normal(size=30)
+    expected = np.append(np.full(20, -1e9), scores)
+    received = np.append(np.full(20, -1e9), scores + 1e-6)
+    assert relative_error(expected, received) == pytest.approx(1e-6 / np.abs(scores).max())
+    huge = RNG.normal(size=20) * 1e38
+    received = np.append(huge, scores + 1)
+    found = relative_error(np.append(huge, scores), received)
+    assert found == pytest.approx(1 / np.abs(scores).max())
+
+
 def test_numbers_next_to_small_ones_are_no_fillers():
     assert relative_error(np.array([1.0, 1e-9]), np.array([1.0, 2e-9])) == pytest.approx(1e-9)
     assert relative_error(np.array([0.0, 0.0]), np.array([0.0, 0.5])) == 0.5

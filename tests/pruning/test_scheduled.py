@@ -1,10 +1,14 @@
 """Any schedule with any criterion."""
 
+import re
+
 import pytest
 import torch
 
 from lilliput.errors import ConfigError
 from lilliput.frameworks.torch.lab import sgd, train
+from lilliput.pruning.level import LevelMasker
+from lilliput.pruning.one_shot import OneShotPruner
 from lilliput.testing import TinyCNN
 from lilliput.torch import AGPPruner, CompressionState, LinearPruner
 
@@ -106,3 +110,45 @@ def test_a_key_that_the_criterion_ignores_is_refused(algorithm, key, value):
     rule = {"final_sparsity": 0.5, key: value}
     with pytest.raises(ConfigError, match=f"rule 0 → {key}: .* does not use this key"):
         AGPPruner(TinyCNN(), [rule], None, algorithm)
+
+
+class Named(LevelMasker):
+    """Declares its argument."""
+
+    def __init__(self, model, pruner, power=1.0):
+        super().__init__(model, pruner)
+        self.power = power
+
+
+class Keyword(LevelMasker):
+    """Passes the positional arguments on."""
+
+    def __init__(self, *args, power=1.0):
+        super().__init__(*args)
+        self.power = power
+
+
+class Anything(LevelMasker):
+    """Passes everything on that it does not need itself."""
+
+    def __init__(self, *args, **kwargs):
+        self.power = kwargs.pop("power", 1.0)
+        super().__init__(*args, **kwargs)
+
+
+@pytest.mark.parametrize("masker", [Named, Keyword, Anything])
+def test_arguments_reach_a_criterion_of_your_own(masker):
+    mine = type("Mine", (OneShotPruner,), {"masker_type": masker})
+    pruner = AGPPruner(TinyCNN(), [RULE], None, mine, pruning_params={"power": 2.0})
+    pruner.compress()
+    assert pruner.masker.power == 2.0
+
+
+@pytest.mark.parametrize("masker", [Named, Keyword])
+def test_arguments_that_a_criterion_does_not_have_are_refused(masker):
+    mine = type("Mine", (OneShotPruner,), {"masker_type": masker})
+    text = "has no argument 'powr'; expected some of power. Did you mean 'power'?"
+    with pytest.raises(ConfigError, match=re.escape(text)):
+        AGPPruner(TinyCNN(), [RULE], None, mine, pruning_params={"powr": 2.0})
+    with pytest.raises(ConfigError, match="LevelMasker has no argument 'power'; it has none."):
+        AGPPruner(TinyCNN(), [RULE], pruning_params={"power": 2.0})

@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from lilliput.errors import ExportError, StageError
+from lilliput.errors import ExportError, LilliputError, StageError
 from lilliput.export.guard.cpu import Cpu
 from lilliput.export.run import Agreement
 from lilliput.export.summary import cpu_lines, headline, html_table, layer_table, summary_lines
@@ -123,7 +123,7 @@ class ExportResult:
             path = Path(folder, f"float{self.path.suffix}")
             try:
                 self._write_as_float(path)
-            except ExportError as error:
+            except LilliputError as error:
                 before, after = measure_opened([given, file], inputs, names)
                 note = f"bytes before are unknown: no float file of this format ({error})"
                 return replace(before, bytes=None), after, [note]

@@ -2,7 +2,8 @@
 
 Some models put a huge number where an output does not count: -1e9 for a key that a query must not see, or
 the least number of its type. Next to it, any error of the other entries would seem small, so they are
-compared among themselves.
+compared among themselves. Other huge numbers were computed, and small ones may be differences of them: what
+rounding the huge ones does to the small ones is not an error.
 
 >>> import numpy as np
 >>> print(f"{relative_error(np.array([-1e9, 4.0]), np.array([-1e9, 5.0])):.2f}")
@@ -24,6 +25,8 @@ _HUGE = 13  # the least order of magnitude of what does not count
 # A number so much smaller than another may be all that rounding left of it; a yet smaller one is not.
 _ROUNDING = {"float64": (-66, -44)}
 _ROUNDING_OTHERS = (-66, 0)
+_ROUNDED = (2.0**-66, 2.0**-44)  # what rounding may do to small numbers, relative to huge ones
+_ALIKE = 0.99  # least ratio of two numbers that may be the same filler
 _NONE = -2000  # of zero
 
 
@@ -60,10 +63,14 @@ def relative_error(expected: Array, received: Array) -> float:
 def _by_magnitude(sizes: Array, errors: Array, rounding: tuple[int, int]) -> float:
     """Return the largest error, each relative to the largest entry that it is compared with."""
     orders = np.where(sizes > 0, np.frexp(sizes)[1], _NONE)
-    worst = 0.0
+    worst = computed = 0.0
     for lowest, highest in _ranges(orders, rounding):
         here = (orders >= lowest) & (orders <= highest)
-        worst = max(worst, float(errors[here].max()) / float(sizes[here].max()))
+        largest, found = float(sizes[here].max()), errors[here]
+        is_rounding = (found > _ROUNDED[0] * computed) & (found < _ROUNDED[1] * computed)
+        worst = max(worst, float(np.where(is_rounding, 0.0, found).max()) / largest)
+        if sizes[here].min() < _ALIKE * largest:  # they are no fillers
+            computed = max(computed, largest)
     return worst
 
 

@@ -76,9 +76,16 @@ class NamedCriterionPruner(CriterionPruner):
 
 def _check_params(criterion: type, given: Mapping[str, Any]) -> None:
     """Raise for arguments that the criterion does not have."""
-    takes = list(inspect.signature(criterion).parameters.values())[2:]  # after model and pruner
-    names = [x.name for x in takes]
-    for name in () if any(x.kind is x.VAR_KEYWORD for x in takes) else given:
+    takes = inspect.signature(criterion).parameters.values()
+    if any(x.kind is x.VAR_KEYWORD for x in takes):
+        return
+    positional = [x for x in takes if x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)]
+    own = [
+        *positional[2:],
+        *(x for x in takes if x.kind is x.KEYWORD_ONLY),
+    ]  # after model and pruner
+    names = [x.name for x in own]
+    for name in given:
         if name not in names:
             known = f"expected some of {', '.join(names)}" if names else "it has none"
             raise ConfigError(

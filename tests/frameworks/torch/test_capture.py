@@ -1,9 +1,12 @@
 """Copies of models that the analysis works on."""
 
+import pytest
 import torch
 from torch import nn
 
+from lilliput.errors import UnsupportedModelError
 from lilliput.frameworks.torch.capture import copy_model, whole_copy
+from lilliput.torch import L1NormPruner, preflight, speedup
 
 
 class Knotted(nn.Module):
@@ -57,3 +60,54 @@ def test_a_copy_is_made_as_the_class_says():
     twin = copy_model(model)
     assert twin[0] is model[0]
     assert twin[1]._flat_weights[0] is twin[1].weight_ih_l0
+
+
+class Adapted(nn.Linear):
+    """Merges its adapter into the weight for evaluation, as loralib does."""
+
+    def __init__(self, size):
+        super().__init__(size, size)
+        self.down, self.up = (nn.Parameter(torch.randn(*x)) for x in ((2, size), (size, 2)))
+        self.is_merged = False
+
+    def train(self, mode=True):
+        super().train(mode)
+        if mode == self.is_merged:
+            self.weight.data += (self.up @ self.down) * (-1 if mode else 1)
+            self.is_merged = not mode
+        return self
+
+    def forward(self, x):
+        added = 0 if self.is_merged else x @ self.down.T @ self.up.T
+        return super().forward(x) + added
+
+
+def adapted():
+    torch.manual_seed(0)
+    layers = nn.Linear(6, 8), nn.ReLU(), Adapted(8), nn.ReLU(), nn.Linear(8, 3)
+    return nn.Sequential(*layers), torch.randn(4, 6)
+
+
+def test_weights_that_are_merged_in_evaluation_stay_as_they_are_in_training():
+    model, x = adapted()
+    before = model[2].weight.detach().clone()
+    preflight(model, x)
+    pruner = L1NormPruner(model, [{"op_names": ["0"], "sparsity": 0.5}], example_inputs=x)
+    pruner.compress()
+    keep = pruner.get_modules_wrapper()[0].weight_mask.any(1)
+    assert torch.equal(model[2].weight[:, keep], before[:, keep]) and not model[2].is_merged
+
+
+def test_a_model_that_would_merge_weights_is_cut_in_evaluation_only():
+    model, x = adapted()
+    model.eval()
+    pruner = L1NormPruner(model, [{"op_names": ["0"], "sparsity": 0.5}], example_inputs=x)
+    pruner.compress()
+    model[2].train()  # alone: the model may be in evaluation
+    with pytest.raises(UnsupportedModelError, match="changes '2.weight'.*call model.eval"):
+        speedup(model, x)
+    model.eval()
+    expected = model(x)
+    small = speedup(model, x).model
+    assert small[0].out_features == 4
+    assert torch.allclose(small(x), expected, atol=1e-5)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lilliput.errors import UnsupportedModelError
-from lilliput.frameworks.torch import build, shrink
+from lilliput.frameworks.torch import build, shrink, verify
 from lilliput.frameworks.torch.cutting import clear_, cut_all
 from lilliput.frameworks.torch.perturb import Noise
 from lilliput.frameworks.torch.precision import keep, load_in_parts, run_contiguous
@@ -359,3 +359,53 @@ def test_weights_that_copies_share_with_the_model_are_left_alone():
     with pytest.raises(UnsupportedModelError, match=r"the model's own 2\.weight, 2\.bias"):
         speedup(model, x)
     torch.testing.assert_close(model(x), expected)
+
+
+class Scaled(nn.Conv2d):
+    """Convolves with an argument of its own."""
+
+    def forward(self, x):
+        return self._conv_forward(x, self.weight, self.bias, 2.0)
+
+    def _conv_forward(self, x, weight, bias, scale):
+        return super()._conv_forward(x, weight, bias) * scale
+
+
+class Spelled(nn.Conv2d):
+    """Calls torch's method by the names of its arguments."""
+
+    def forward(self, x):
+        return self._conv_forward(input=x, weight=self.weight, bias=self.bias)
+
+
+@pytest.mark.parametrize("kind", [nn.Conv2d, Scaled, Spelled])
+def test_depthwise_convolutions_of_any_class_are_compared_in_double_precision(kind):
+    model = nn.Sequential(kind(4, 4, 3, groups=4), nn.ReLU()).eval()
+    image = torch.randn(2, 4, 8, 8).to(memory_format=torch.channels_last)
+    (reference,) = make_references(model, image, has_casts=False)
+    assert reference.precision == "parts"
+    assert torch.allclose(reference.outputs[0][0].float(), model(image), atol=1e-5)
+
+
+class Keeping(nn.Linear):
+    """Keeps a tensor of its last run."""
+
+    def forward(self, x):
+        self.kept = super().forward(x)
+        return self.kept
+
+
+def test_copies_that_are_made_again_give_their_memory_back(monkeypatch):
+    made = []
+    make = verify.Twin.__init__
+
+    def note(twin, *given):
+        make(twin, *given)
+        made.append(twin)
+
+    monkeypatch.setattr(verify.Twin, "__init__", note)
+    model = nn.Sequential(Keeping(6, 8), nn.ReLU(), nn.Linear(8, 4)).eval()
+    make_references(model, torch.randn(2, 6), False, Noise(model, []).add)
+    assert len(made) == 2
+    assert all(not p.numel() for twin in made for p in twin.model.parameters())
+    assert model[0].weight.numel() == 48

@@ -4,7 +4,7 @@ import keras
 import pytest
 from models_to_export import RESIDUAL, data, quantized, residual
 
-from lilliput.errors import ExportError
+from lilliput.errors import ExportError, WriteError
 from lilliput.keras import PTQQuantizer, export_litert, export_onnx
 
 ENDINGS = {"tflite": export_litert, "onnx": export_onnx}
@@ -37,7 +37,8 @@ def test_a_file_of_integers_only_is_compared_with_a_float_file(quantizer, tmp_pa
     assert given.before.bytes == whole.before.bytes
 
 
-def test_without_a_float_file_the_bytes_before_are_left_out_with_a_note(tmp_path):
+@pytest.mark.parametrize("kind", [ExportError, WriteError])
+def test_without_a_float_file_the_bytes_before_are_left_out_with_a_note(tmp_path, kind):
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4)])
     x = data(2, 6)
     quantizer = PTQQuantizer(model, [{"op_types": ["Dense"]}])
@@ -46,7 +47,7 @@ def test_without_a_float_file_the_bytes_before_are_left_out_with_a_note(tmp_path
     result = export_litert(quantizer, tmp_path / "small.tflite", x)
 
     def refuse(path):
-        raise ExportError("no such operator.")
+        raise kind("no such operator.")
 
     result._write_float = refuse
     receipt = result.receipt

@@ -78,6 +78,20 @@ def has_tables(model: nn.Module) -> bool:
     return any(_has_own_modes(module) for module in model.modules())
 
 
+def written_by_modes(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that modules may write to when they switch to evaluation, or back.
+
+    Adapters, for instance, are often merged into the weight beside them.
+    """
+    return {
+        f"{path}.{name}".lstrip("."): parameter
+        for path, module in model.named_modules()
+        if _has_own_modes(module)
+        for name, parameter in module._parameters.items()
+        if parameter is not None
+    }
+
+
 def _has_own_modes(module: nn.Module) -> bool:
     return type(module).train is not nn.Module.train
 

@@ -7,7 +7,7 @@ import functools
 import inspect
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
@@ -27,6 +27,7 @@ from lilliput.frameworks.torch.caches import (
     is_cache,
     is_same_without,
     without_shortcuts,
+    written_by_modes,
 )
 from lilliput.frameworks.torch.compare import relative_error, tensors_of
 from lilliput.frameworks.torch.copies import copy_tree
@@ -129,7 +130,7 @@ def plain_copy(model: nn.Module, share: bool = False) -> nn.Module:
     """Return a copy of a model in eval mode, without compressors.
 
     With ``share``, parameters share the memory of the model's own, unless masks have to be applied
-    to them: the copy must not be written to.
+    to them, or switching to evaluation may write to them: the copy must not be written to.
     """
     from lilliput.frameworks.torch.backend import strip
     from lilliput.frameworks.torch.discover import unwrapped
@@ -141,7 +142,7 @@ def plain_copy(model: nn.Module, share: bool = False) -> nn.Module:
     own = unwrapped(model)
     memo = _shared_masks(own)
     if share:
-        memo |= {id(p): _shared(p) for p in _as_masked(own)}
+        memo |= _shared_all(own, _as_masked(own))
     twin = strip(_copy(own, memo))
     twin.eval()  # a user's own train() may return nothing
     drop_caches(twin)
@@ -170,8 +171,11 @@ def copy_model(model: nn.Module) -> nn.Module:
 
 
 def shared_copy(model: nn.Module) -> nn.Module:
-    """Return a copy with parameters in the same memory: replace them, but do not write to them."""
-    twin = _copy(model, _shared_masks(model) | {id(p): _shared(p) for p in model.parameters()})
+    """Return a copy with parameters in the same memory: replace them, but do not write to them.
+
+    Those that switching to evaluation may write to are copied.
+    """
+    twin = _copy(model, _shared_masks(model) | _shared_all(model, model.parameters()))
     own = {id(p) for p in model.parameters()}
     kept = [name for name, p in twin.named_parameters() if id(p) in own]
     if kept:
@@ -182,6 +186,27 @@ def shared_copy(model: nn.Module) -> nn.Module:
     return twin
 
 
+def _shared_all(model: nn.Module, parameters: Iterable[nn.Parameter]) -> dict[int, Any]:
+    """Return parameters in the same memory, by identity, but for those that a switch of mode may change."""
+    written = {id(p) for p in written_by_modes(model).values()}
+    return {id(p): _shared(p) for p in parameters if id(p) not in written}
+
+
+def check_modes(model: nn.Module) -> None:
+    """Raise if a model changes its weights when it switches to evaluation, where everything is compared."""
+    if not any(x.training for x in model.modules()) or not written_by_modes(model):
+        return
+    twin = shared_copy(model)
+    before = {name: p.detach().clone() for name, p in written_by_modes(twin).items()}
+    twin.eval()
+    for name, parameter in written_by_modes(twin).items():
+        if not torch.equal(parameter, before[name]):
+            raise UnsupportedModelError(
+                f"{type(model).__name__} changes {name!r} when it switches to evaluation, as layers do that "
+                "merge other weights into it, but is in training mode; call model.eval() first."
+            )
+
+
 def check_copies(model: nn.Module, example_inputs: Any) -> None:
     """Raise if a model's outputs differ without the tables that it keeps, as in its copies.
 
@@ -190,7 +215,7 @@ def check_copies(model: nn.Module, example_inputs: Any) -> None:
     cached = [t for module in model.modules() for t in cached_tensors(module)]
     if not cached:
         return
-    shared = {id(p): _shared(p) for p in model.parameters()}
+    shared = _shared_all(model, model.parameters())
     twin = copy.deepcopy(model, _shared_masks(model) | shared | _computed(cached))
     forget_states(twin)
     given = as_inputs(example_inputs)

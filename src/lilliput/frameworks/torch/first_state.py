@@ -6,6 +6,7 @@ one step with a tiny weight, and what it writes down first is recorded.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections import defaultdict
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor
 from lilliput.errors import ConfigError
 
 _SIZES = (2, 3, 4, 5, 6)  # of the tiny weight: all differ, so that nothing else has its shape
+_OF_WEIGHTS = ("params", "param_names")  # all else in a group is a setting
 
 
 class UnknownStateError(Exception):
@@ -28,16 +30,23 @@ def first_values(optimizer: Any, parameter: Tensor) -> dict[str, float | None]:
     None is for tensors that do not have an entry for each of the parameter, though their shape may be the
     same. Raises :class:`UnknownStateError` if the numbers cannot be found out.
     """
+    optimizer = _inside(optimizer)
     group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
-    if type(optimizer).__module__.startswith("torch.optim"):
+    if _is_of_torch(type(optimizer)):
         return _known_values(optimizer, group)
     sizes = _SIZES[: parameter.dim()]
     weight = torch.nn.Parameter(torch.zeros(sizes, dtype=parameter.dtype, device=parameter.device))
     arguments, missing = _arguments(optimizer, group)
-    recorded = _recorded(optimizer, group, weight, arguments).items()
-    found = {k: _one_number(k, x) if x.shape == weight.shape else None for k, x in recorded}
-    if missing and any(found.values()):
-        raise UnknownStateError(f"its argument {missing[0]!r} is not among its settings")
+    try:
+        recorded = _recorded(optimizer, group, weight, arguments)
+    except UnknownStateError:
+        if _is_of_torch(type(optimizer).step):  # only its constructor is another one
+            return _known_values(optimizer, group)
+        raise
+    found = {k: _one_number(k, x) if x.shape == weight.shape else None for k, x in recorded.items()}
+    suspects = missing if any(found.values()) else [x for x in missing if _is_number(x.default)]
+    if suspects:
+        raise UnknownStateError(f"its argument {suspects[0].name!r} is not among its settings")
     return found
 
 
@@ -53,6 +62,20 @@ def check_first_values(optimizer: Any, parameter: Tensor) -> None:
         ) from None
 
 
+def _inside(optimizer: Any) -> Any:
+    """Return the optimizer in a wrapper that only forwards to it, such as Fabric's."""
+    for x in vars(optimizer).values():
+        if isinstance(x, torch.optim.Optimizer) and x is not optimizer:
+            held = getattr(x, "state", None), getattr(x, "param_groups", None)
+            if held[0] is optimizer.state and held[1] is optimizer.param_groups:
+                return _inside(x)
+    return optimizer
+
+
+def _is_of_torch(code: Any) -> bool:
+    return f"{code.__module__}.".startswith("torch.optim.")
+
+
 def _known_values(optimizer: Any, group: dict[str, Any]) -> dict[str, float | None]:
     if isinstance(optimizer, torch.optim.Rprop):
         return {"step_size": float(group["lr"])}
@@ -64,34 +87,52 @@ def _known_values(optimizer: Any, group: dict[str, Any]) -> dict[str, float | No
 def _recorded(
     optimizer: Any, group: dict[str, Any], weight: Tensor, arguments: dict[str, Any]
 ) -> dict[str, Tensor]:
-    """Return the first tensors that an optimizer of the same kind writes down for a weight."""
+    """Return the first tensors that an optimizer of the same kind writes down for a weight.
+
+    Settings are copied, since a step may count in a tensor of its group.
+    """
     try:
         with torch.enable_grad(), torch.random.fork_rng(devices=[]):
-            twin = type(optimizer)([{**group, "params": [weight]}], **arguments)
+            settings = copy.deepcopy({k: x for k, x in group.items() if k not in _OF_WEIGHTS})
+            twin = type(optimizer)([{**settings, "params": [weight]}], **arguments)
             states = _States()
             for key, state in twin.state.items():
                 states[key] = state
             twin.state = states
             weight.grad = torch.zeros_like(weight)
-            twin.step()
+            _step(twin)
     except Exception as error:  # of code that may be anyone's
         raise UnknownStateError(f"{type(error).__name__}: {error}") from error
     first: dict[str, Tensor] = states[weight].first
     return first
 
 
-def _arguments(optimizer: Any, group: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the arguments that make another optimizer like this one, and the names of unknown ones."""
+def _step(optimizer: Any) -> None:
+    """Make a step that the hooks of all optimizers do not see: torch calls them around the method."""
+    step = type(optimizer).step
+    (step.__wrapped__ if getattr(step, "hooked", False) else step)(optimizer)
+
+
+def _arguments(
+    optimizer: Any, group: dict[str, Any]
+) -> tuple[dict[str, Any], list[inspect.Parameter]]:
+    """Return the arguments that make another optimizer like this one, and those that are unknown."""
     if any(isinstance(x, torch.optim.Optimizer) for x in vars(optimizer).values()):
         raise UnknownStateError("it has an optimizer inside")
     known = {**vars(optimizer), **optimizer.defaults, **group}
-    names: list[str] = []
+    named: list[inspect.Parameter] = []
     for cls in type(optimizer).__mro__:
         own = list(inspect.signature(cls).parameters.values())[1:]
-        names += [x.name for x in own if x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)]
+        named += [x for x in own if x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)]
         if not any(x.kind is x.VAR_KEYWORD for x in own):  # nothing else is passed on
             break
-    return {x: known[x] for x in names if x in known}, [x for x in names if x not in known]
+    given = {x.name: known[x.name] for x in named if x.name in known}
+    return given, [x for x in named if x.name not in known]
+
+
+def _is_number(default: Any) -> bool:
+    """Whether an argument is a number, which may be what the optimizer starts with; a flag is not."""
+    return isinstance(default, (int, float)) and not isinstance(default, bool)
 
 
 def _one_number(name: str, values: Tensor) -> float:

@@ -99,9 +99,7 @@ class Plans(Trials):
         """Return a plan that sets no attribute but widths, if one check finds all of it right."""
         try:
             found = self._find_widths(plan)
-        except (
-            Exception
-        ) as failure:  # the model does not run on fewer channels; it is seen why later
+        except Exception as failure:  # it does not run on fewer channels, which is explained later
             log.debug("speedup: no widths: %s", describe(failure))
             return None
         if not found:
@@ -179,11 +177,8 @@ class Plans(Trials):
         error = self._try(open_, why)
         if error <= self.reference.tolerance and self._takes_other_batches(open_):
             return open_, error
-        if (
-            why
-            and why[0].path
-            and not f"{why[0].path}.".startswith(tuple(f"{x}." for x in plan.graphs))
-        ):
+        inside = tuple(f"{x}." for x in plan.graphs)
+        if why and why[0].path and not f"{why[0].path}.".startswith(inside):
             failures += why  # in code around the graphs, which does not know their sizes
             return None
         error = self._try(plan, failures)

@@ -62,15 +62,18 @@ def run_contiguous(model: nn.Module) -> None:
     """Let depthwise convolutions run on contiguous images: torch is ten times slower on other doubles."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d) and module.groups == module.in_channels > 1:
-            run: Any = functools.partial(_run_contiguous, module._conv_forward)
-            module._conv_forward = run  # type: ignore[method-assign]
+            run: Any = module._conv_forward
+            if (
+                getattr(run, "__func__", None) is nn.Conv2d._conv_forward
+            ):  # and not a method of its own
+                module._conv_forward = functools.partial(_run_contiguous, run)  # type: ignore[method-assign]
 
 
-def _run_contiguous(run: Any, image: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def _run_contiguous(run: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     last = torch.channels_last
-    if image.dim() != 4 or image.is_contiguous() or not image.is_contiguous(memory_format=last):
-        return run(image, weight, bias)  # type: ignore[no-any-return]
-    return run(image.contiguous(), weight, bias).contiguous(memory_format=last)  # type: ignore[no-any-return]
+    if input.dim() != 4 or input.is_contiguous() or not input.is_contiguous(memory_format=last):
+        return run(input, weight, bias)  # type: ignore[no-any-return]
+    return run(input.contiguous(), weight, bias).contiguous(memory_format=last)  # type: ignore[no-any-return]
 
 
 def _is_linear(module: nn.Module) -> bool:

@@ -19,7 +19,12 @@ from lilliput.frameworks.torch.build import (
     hand_over,
 )
 from lilliput.frameworks.torch.caches import find_shortcuts
-from lilliput.frameworks.torch.capture import check_copies, copy_model, plain_copy
+from lilliput.frameworks.torch.capture import (
+    check_copies,
+    check_modes,
+    copy_model,
+    plain_copy,
+)
 from lilliput.frameworks.torch.captured import CapturedModule
 from lilliput.frameworks.torch.chance import drawn_from
 from lilliput.frameworks.torch.cutting import named_tensors, shapes_of
@@ -52,8 +57,6 @@ from lilliput.graph.plan import Plan
 
 log = logging.getLogger("lilliput")
 _WHY_UNREAD = ("the example inputs never reach", "in evaluation, tables are read in place of")
-_ATTEMPTS = 6
-_MOST_WIDTHS = 8  # that are tried one by one, if not all of them can be set
 RUNS_AT_ONCE = True
 
 
@@ -109,6 +112,7 @@ class _Work(Plans):
     def __init__(self, model: nn.Module, example_inputs: Any, extend_masks: bool) -> None:
         super().__init__()
         self.model, self.example_inputs = model, example_inputs
+        check_modes(unwrapped(model))
         check_copies(unwrapped(model), example_inputs)
         self.plain = plain_copy(model, share=not extend_masks)
         self.groups = find_known_groups(model, self.plain, example_inputs)
@@ -142,7 +146,7 @@ class _Work(Plans):
             self.reference.check_chance(unwrapped(self.masked), drawn)
 
     def _make_references(self) -> None:
-        self.reference, self.elsewhere = make_references(
+        self.reference, self.noisy_reference = make_references(
             unwrapped(self.masked), self.example_inputs, has_casts(self.analysis), self.noise.add
         )
 

@@ -19,7 +19,11 @@ log = logging.getLogger("lilliput")
 
 
 class Trials:
-    """The comparison of shrunk copies of a model with the masked one."""
+    """The comparison of shrunk copies of a model with the masked one.
+
+    The base of :class:`~lilliput.frameworks.torch.plans.Plans`, which says what to try. A subclass sets
+    the attributes before the first trial.
+    """
 
     plain: nn.Module  # without compressors
     masked: nn.Module
@@ -27,13 +31,14 @@ class Trials:
     edits: list[Edit]  # numbers in the code that would change
     noise: Noise
     reference: Reference
-    elsewhere: Reference  # with noise
+    noisy_reference: Reference  # with noise on the weights
 
     def __init__(self) -> None:
         self._parts: Parts = {}
         self._is_steady = False  # looked at when outputs differ
 
     def _try(self, plan: Plan, failures: list[Failure]) -> float:
+        """Return the error of a plan, inf if it does not run; what went wrong is added to ``failures``."""
         try:
             twin = self._twin(plan)
         except Exception as failure:
@@ -44,8 +49,8 @@ class Trials:
             error = reference.error(twin.model)
             if error <= reference.tolerance:
                 # With other weights, too: a head of zeros, say, would hide any difference.
-                reference = self.elsewhere
-                error = max(error, self._error_elsewhere(plan, twin))
+                reference = self.noisy_reference
+                error = max(error, self._error_with_noise(plan, twin))
         except Exception as failure:
             path = failing_module(twin.model, reference.error)
             failures.append(Failure(path, describe(failure)))
@@ -60,21 +65,23 @@ class Trials:
             failures.append(Failure("", f"its outputs differ by {error:.1e} of the largest{cause}"))
         return error
 
-    def _error_elsewhere(self, plan: Plan, twin: Twin) -> float:
+    def _error_with_noise(self, plan: Plan, twin: Twin) -> float:
         """Return the error with noise on the weights."""
         noisy = self._twin(plan) if twin.keeps_tables() else twin
         noisy.use(self.noise.add_cut)
         try:
-            return self.elsewhere.error(noisy.model)
+            return self.noisy_reference.error(noisy.model)
         finally:
             if noisy is not twin:
                 noisy.free()
 
     def _twin(self, plan: Plan) -> Twin:
+        """Return a shrunk copy in the precision of the comparison."""
         built = build(self.plain, plan, self.example_inputs, self._parts)
         return Twin(built, self.reference.precision)
 
     def _takes_other_batches(self, plan: Plan) -> bool:
+        """Whether a plan also passes for batches of other sizes."""
         others = self.reference.with_other_batches(self.masked)
         twin = self._twin(plan).model
         try:

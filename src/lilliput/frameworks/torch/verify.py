@@ -28,7 +28,10 @@ Precision = Literal["parts", "double", "own"]  # "parts" is double precision wit
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """The outputs of the masked model for some inputs."""
+    """The outputs of the masked model for some inputs, and how they are compared.
+
+    Before the model has run, there are no outputs: that is a *setup*, which :func:`_run` completes.
+    """
 
     inputs: Inputs
     outputs: list[list[Tensor]]  # with torch's fused kernels, and without if it has some
@@ -164,46 +167,48 @@ def make_references(
     return _references(model, Reference(given, [], "own", _ROUGH), noise)  # which it insists on
 
 
-def _references(model: nn.Module, empty: Reference, noise: Load | None) -> list[Reference]:
-    """Return references like an empty one: the model's own weights, then with noise."""
-    twin = empty.twin_of(model)
-    own = _run(twin, empty)
+def _references(model: nn.Module, setup: Reference, noise: Load | None) -> list[Reference]:
+    """Complete a setup with the model's own weights, and if there is noise again with that."""
+    twin = setup.twin_of(model)
+    own = _run(twin, setup)
     if noise is None:
         return [own]
     if twin.keeps_tables():
-        twin = empty.twin_of(model)
+        twin.free()
+        twin = setup.twin_of(model)
     twin.use(noise)
     try:
-        return [own, _run_varied(twin, empty)]
+        return [own, _run_varied(twin, setup)]
     finally:
         twin.free()
 
 
-def _run_varied(twin: Twin, empty: Reference) -> Reference:
+def _run_varied(twin: Twin, setup: Reference) -> Reference:
     """Run the masked model on inputs that reveal something."""
-    varied = _varied(empty.inputs)
+    varied = _varied(setup.inputs)
     try:
-        found = _run(twin, replace(empty, inputs=varied))
+        found = _run(twin, replace(setup, inputs=varied))
         if _is_finite(found):
             return found
     except Exception as error:
         log.debug("speedup: on other inputs: %s", error)
-    return _run(twin, empty)
+    return _run(twin, setup)
 
 
 def _is_finite(reference: Reference) -> bool:
     return all(x.isfinite().all() for answer in reference.outputs for x in answer)
 
 
-def _run(twin: Twin, empty: Reference) -> Reference:
+def _run(twin: Twin, setup: Reference) -> Reference:
+    """Return a setup with the outputs of a model."""
     model = twin.model
-    answers = _answers(model, empty.inputs, 2 if _has_fast_path(model) else 1)
+    answers = _answers(model, setup.inputs, 2 if _has_fast_path(model) else 1)
     if not any(x.is_floating_point() and x.isfinite().any() for x in answers[0]):
         raise UnsupportedModelError(
             f"{type(model).__name__} returns no finite number for the example inputs, so nothing can be "
             "checked; pass realistic inputs."
         )
-    return replace(empty, outputs=answers)
+    return replace(setup, outputs=answers)
 
 
 def _batch(x: Any, size: int) -> Any:

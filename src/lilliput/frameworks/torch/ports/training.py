@@ -109,6 +109,12 @@ class TorchTraining(Training):
                 f"optimizer: received {type(optimizer).__name__!r}, expected a torch.optim.Optimizer "
                 "(or omit it and call step() yourself)."
             )
+        is_hollow = not hasattr(optimizer, "_optimizer_step_post_hooks")  # such as accelerate's
+        if is_hollow and isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(
+                f"optimizer: received {type(optimizer).__name__!r}, which cannot be hooked, because it only "
+                "forwards to another optimizer; pass the one inside."
+            )
         held = _held_by(optimizer)
         weights = [
             raw(w.module, name)
