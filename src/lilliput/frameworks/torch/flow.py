@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from lilliput.frameworks.torch.batches import call
 from lilliput.frameworks.torch.discover import unwrapped
 from lilliput.frameworks.torch.fastpath import calling_modules
+from lilliput.frameworks.torch.modes import evaluating
 from lilliput.graph.flow import Flow, ModuleCall, Operation
 
 _KINDS = {
@@ -52,21 +53,17 @@ _KINDS = {
 @torch.no_grad()
 def record_flow(model: nn.Module, run: Callable[[], Any]) -> Flow:
     """Run a model in eval mode, and return which operations and modules produce and read which values."""
-    modes = {module: module.training for module in model.modules()}
     recorder = _Recorder(model)
     handles = [
         register_module_forward_pre_hook(recorder.enter),
         register_module_forward_hook(recorder.leave, always_call=True),
     ]
-    model.eval()
     try:
-        with calling_modules(), recorder:
+        with evaluating(model), calling_modules(), recorder:
             run()
     finally:
         for handle in handles:
             handle.remove()
-        for module, is_training in modes.items():
-            module.training = is_training
     return Flow(tuple(recorder.operations), tuple(recorder.calls))
 
 

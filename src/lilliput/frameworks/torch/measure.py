@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from lilliput.frameworks.torch.capture import as_inputs, fresh, shared_copy
 from lilliput.frameworks.torch.discover import unwrapped
+from lilliput.frameworks.torch.modes import evaluating
 from lilliput.frameworks.torch.sidecar import SIDECAR, is_computed, is_ours
-from lilliput.frameworks.torch.snapshot import evaluating, examples_in, watch
+from lilliput.frameworks.torch.snapshot import examples_in, watch
 from lilliput.frameworks.torch.weights import whole
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lilliput.frameworks.torch.batches import call as call
+from lilliput.frameworks.torch.modes import evaluating
 from lilliput.frameworks.torch.statistics import sum_over_processes
 from lilliput.frameworks.torch.wrapper import QuantizerModuleWrapper
 
@@ -60,18 +61,13 @@ def watching(
     watched: Sequence[tuple[str, Any, Callable[[Any], None]]], models: Sequence[nn.Module]
 ) -> Iterator[None]:
     """Pass norms' inputs, one row per channel, to functions; all models are in eval mode."""
-    modes = {module: module.training for model in models for module in model.modules()}
     handles = [norm.register_forward_pre_hook(_hook(see)) for _, norm, see in watched]
-    for model in models:
-        model.eval()
     try:
-        with torch.no_grad():
+        with evaluating(*models), torch.no_grad():
             yield
     finally:
         for handle in handles:
             handle.remove()
-        for module, is_training in modes.items():
-            module.training = is_training
 
 
 def _hook(see: Callable[[Tensor], None]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:

@@ -22,6 +22,7 @@ from lilliput.frameworks.torch.capture import as_inputs
 from lilliput.frameworks.torch.discover import unwrapped
 from lilliput.frameworks.torch.fastpath import calling_modules
 from lilliput.frameworks.torch.instrument import quantizers_in
+from lilliput.frameworks.torch.modes import evaluating as evaluating
 from lilliput.frameworks.torch.sidecar import SIDECAR, Sidecar
 from lilliput.frameworks.torch.statistics import run
 from lilliput.frameworks.torch.weights import plain_type, whole
@@ -63,19 +64,6 @@ def quantizer_of(module: nn.Module, name: str) -> Any:
     chain = sidecar.chains.get(name, ()) if sidecar is not None else ()
     found = (sidecar._modules[key] for key, role in chain if role == "weight")
     return next((wrapper for wrapper in found if wrapper.order == 1), None)
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model in eval mode temporarily, and restore the mode of every module."""
-    training = [module for module in model.modules() if module.training]
-    if training:
-        model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def watch(

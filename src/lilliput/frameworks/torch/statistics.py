@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_flatten
 from lilliput.errors import UnsupportedModelError
 from lilliput.frameworks.torch.batches import call
 from lilliput.frameworks.torch.fastpath import calling_modules
+from lilliput.frameworks.torch.modes import Modes, evaluating
 from lilliput.frameworks.torch.weights import is_parametrized, is_sharded, local, raw, whole, zero_
 
 
@@ -137,11 +138,9 @@ def run(
     In eval mode, so that norm statistics do not change. With a task, ``forward`` returns a loss; the task is
     called when its gradients are computed, and the previous gradients are restored.
     """
-    modes = {module: module.training for module in model.modules()}
     gradients = [(p, p.grad) for p in model.parameters()]
-    model.eval()
     try:
-        with torch.set_grad_enabled(task is not None), calling_modules():
+        with evaluating(model), torch.set_grad_enabled(task is not None), calling_modules():
             for batch in batches:
                 result = (forward or call)(model, batch)
                 if task is not None:
@@ -150,8 +149,6 @@ def run(
                     result.backward()
                     task()
     finally:
-        for module, is_training in modes.items():
-            module.training = is_training
         for parameter, before in gradients:
             parameter.grad = before
 
@@ -189,19 +186,18 @@ class Snapshot:
     def __init__(self, model: nn.Module) -> None:
         tensors = [*model.parameters(), *model.buffers()]
         self._values = [(tensor, tensor.detach().clone()) for tensor in tensors]
-        self._modes = [(module, module.training) for module in model.modules()]
+        self._modes = Modes(model)
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Restore the values in place."""
+        """Restore the values in place, after the modes: these may write to weights."""
+        self.restore_modes()
         for tensor, value in self._values:
             tensor.copy_(value)
-        self.restore_modes()
 
     def restore_modes(self) -> None:
         """Restore only training and evaluation mode, module by module."""
-        for module, mode in self._modes:
-            module.training = mode
+        self._modes.restore()
 
 
 def _trained(wrapper: Any) -> Any:

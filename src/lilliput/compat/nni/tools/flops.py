@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lilliput.errors import ConfigError
 from lilliput.frameworks.torch.instrument import quantizers_in
-from lilliput.frameworks.torch.snapshot import evaluating
+from lilliput.frameworks.torch.modes import evaluating
 from lilliput.frameworks.torch.weights import plain_type
 from lilliput.frameworks.wrapping import marking, step_aside
 

@@ -19,7 +19,7 @@ from lilliput.frameworks.torch.discover import unwrapped
 from lilliput.frameworks.torch.export.plain import check_norms
 from lilliput.frameworks.torch.export.rounded import RoundedWeights
 from lilliput.frameworks.torch.export.sizes import input_names, resized, tensors_in
-from lilliput.frameworks.torch.snapshot import evaluating as in_eval_mode
+from lilliput.frameworks.torch.modes import evaluating as in_eval_mode
 from lilliput.frameworks.wrapping import Marker
 
 _HALF = (torch.float16, torch.bfloat16)

@@ -1,0 +1,40 @@
+"""Training and evaluation mode of every module, changed for a while and restored as it was.
+
+Some modules do more than set a flag when the mode changes: those of adapters merge them into a weight for
+evaluation. So a mode is restored by the method that a module has for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+
+class Modes:
+    """The modes of all modules of some models, to restore later."""
+
+    def __init__(self, *models: nn.Module) -> None:
+        self._modes = [(module, module.training) for model in models for module in model.modules()]
+
+    def restore(self) -> None:
+        """Restore the mode of every module; those that it would not change are not called."""
+        for module, is_training in self._modes:
+            if module.training != is_training and type(module).train is not nn.Module.train:
+                module.train(is_training)  # which may set those of its children, too
+        for module, is_training in self._modes:
+            module.training = is_training
+
+
+@contextmanager
+def evaluating(*models: nn.Module) -> Iterator[None]:
+    """Put models in eval mode temporarily."""
+    modes = Modes(*models)
+    for model in models:
+        if any(module.training for module in model.modules()):
+            model.eval()
+    try:
+        yield
+    finally:
+        modes.restore()
