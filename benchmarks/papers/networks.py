@@ -20,10 +20,10 @@ def lenet_5(first: int = 20, second: int = 50, hidden: int = 500) -> nn.Sequenti
 
 
 def normed_mlp() -> nn.Sequential:
-    """Return LeNet-300-100 with batch norms, whose scales Slim prunes by."""
-    first = (nn.Linear(784, 300), nn.BatchNorm1d(300), nn.ReLU())
-    second = (nn.Linear(300, 100), nn.BatchNorm1d(100), nn.ReLU())
-    return nn.Sequential(nn.Flatten(), *first, *second, nn.Linear(100, 10))
+    """Return a network of 784-500-300-10 with batch norms, whose scales Slim prunes by."""
+    first = (nn.Linear(784, 500), nn.BatchNorm1d(500), nn.ReLU())
+    second = (nn.Linear(500, 300), nn.BatchNorm1d(300), nn.ReLU())
+    return nn.Sequential(nn.Flatten(), *first, *second, nn.Linear(300, 10))
 
 
 def resnet_20() -> nn.Sequential:

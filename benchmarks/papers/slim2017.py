@@ -2,9 +2,9 @@
 
     ./run python benchmarks/reproduce.py slim2017
 
-LeNet-300-100 with batch norms trains under the penalty for a third of the epochs, is pruned, and trains on.
-Judged is the network that was cut. The paper has, on MNIST, a network of 784-500-300-10 that loses
-84.4 % of its parameters; its error goes from 1.43 to 1.53 %.
+The paper's network of 784-500-300-10 with batch norms trains under the penalty for a third of the epochs, is
+pruned, and trains on. Judged is the network that was cut. In the paper it loses 84.4 % of its parameters, and
+its error on MNIST goes from 1.43 to 1.53 %.
 """
 
 from __future__ import annotations
@@ -17,14 +17,17 @@ from lilliput.torch import SlimPruner, speedup
 from papers.harness import Budget, Paper, Row, Task, sparse_figures
 
 
+KEPT = 1 - 0.844  # of the parameters
+
+
 def slimmed(task: Task) -> dict[str, Any]:
-    """Prune 72 % of all neurons, by one threshold, and cut them out."""
+    """Prune the neurons with the smallest scales until the share is met, and cut them out."""
     example = task.train_set[0][:2]
 
     def attach(model: nn.Module, optimizer: optim.Optimizer) -> SlimPruner:
         pruner = SlimPruner(
             model,
-            [{"total_sparsity": 0.72}],
+            [{"max_params": KEPT}],
             optimizer,
             example,
             training_epochs=task.budget.ticks // 3,
@@ -42,11 +45,15 @@ PAPER = Paper(
     "slim2017",
     "Liu et al. 2017, Network slimming",
     {
-        "72 % of the neurons cut": Row(
-            slimmed, {"error": 1.53, "rate": 6.4, "reference": 1.43}, above_control=0.10
+        "84.4 % of the parameters cut": Row(
+            slimmed,
+            {"error": 1.53, "rate": 6.4, "reference": 1.43},
+            above_control=0.10,
+            note="a first run of seed 0 removed 72 % of all neurons of a network of 300-100: 4.33 %, but with "
+            "23 times fewer weights, as nearly all of them were neurons of the first layer.",
         )
     },
     network="normed-mlp",
     budget=Budget(epochs=9, rate=2e-3),
-    about="Neurons are cut out; the paper's network is 784-500-300-10.",
+    about="Neurons are cut out of a network of 784-500-300-10, as in the paper.",
 )
