@@ -48,7 +48,7 @@ PAPER = Paper(
             slimmed,
             {"error": 1.53, "rate": 6.4, "reference": 1.43},
             above_control=0.10,
-            note="a first run of seed 0 removed 72 % of the neurons of a network of 300-100: 4.33 %, but with "
+            note="a first run of seed 0 removed 72 % of the neurons of a network of 300-100: 4.33 %, with "
             "23 times fewer weights, as nearly all of them were neurons of the first layer.",
         )
     },
