@@ -111,7 +111,7 @@ def test_a_weight_that_tokens_select_is_scored_though_another_layer_shares_it():
 
 
 def held():
-    """Return how many numbers all tensors of this process hold together; those without values do not count."""
+    """Return how many numbers all tensors of this process hold together, if they have values."""
     gc.collect()
     # By the type: some objects of torch answer for their class, and warn.
     kinds = (torch.Tensor, nn.Parameter)
@@ -124,7 +124,7 @@ def test_no_activation_outlives_its_batch():
     find_scores(space, batches(1))
     before = held()
     find_scores(space, batches(4))
-    assert held() <= before  # other tests of this process may have left something that goes meanwhile
+    assert held() <= before  # less if something that other tests have left goes meanwhile
 
 
 class Padded(nn.Conv2d):
