@@ -24,8 +24,9 @@ def measured() -> dict[str, Any]:
 
 
 def command() -> str:
-    """Return how this script was called, as `./run python benchmarks/` continues."""
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    """Return how this script was called, as `./run python benchmarks/` continues; files by name only."""
+    words = (Path(x).name if Path(x).is_absolute() else x for x in sys.argv[1:])
+    return shlex.join([Path(sys.argv[0]).name, *words])
 
 
 def read_json(path: Path) -> dict[str, Any]:

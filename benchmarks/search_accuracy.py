@@ -255,7 +255,8 @@ def main() -> None:
             runs.timed(record)
         records.append(record)
     if options.part == "time":
-        settings = {k: v for k, v in vars(options).items() if k not in ("part", "dense")}
+        unused = ("part", "dense", *(["epochs"] if options.dense else []))
+        settings = {k: v for k, v in vars(options).items() if k not in unused}
         record = {"commands": [command()], "options": settings, "budget": BUDGET, "batch": TIMED}
         write_json(RESULTS / f"search_{options.data}.json", {**record, "seeds": records})
 
