@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from lilliput.frameworks.torch.compare import relative_error, tensors_of
+from lilliput.frameworks.torch.modes import has_own_modes
 
 _OFF: dict[Any, tuple[int, str, Any]] = {  # the argument for dropout, and its off value
     **{
@@ -40,7 +41,7 @@ def drop_caches(model: nn.Module) -> None:
                 for key in [k for k, x in value.items() if any(True for _ in tensors_of(x))]:
                     del value[key]  # options, in a dict of that name, are never recomputed
     for module in modules:
-        if _has_own_modes(module) and not module.training and _has_cache(module):
+        if has_own_modes(module) and not module.training and _has_cache(module):
             with _kept_modes(module):
                 module.train(True)  # discards what is kept for evaluation
                 module.train(False)  # recomputes it
@@ -66,7 +67,7 @@ def tensors_in(attribute: Any) -> list[Tensor]:
 
 def is_cache(module: nn.Module, name: str) -> bool:
     """Whether a buffer may appear and disappear with the mode of its module."""
-    return name in module._non_persistent_buffers_set and _has_own_modes(module)
+    return name in module._non_persistent_buffers_set and has_own_modes(module)
 
 
 def _has_cache(module: nn.Module) -> bool:
@@ -75,7 +76,7 @@ def _has_cache(module: nn.Module) -> bool:
 
 def has_tables(model: nn.Module) -> bool:
     """Whether modules compute tables from their parameters when switching to evaluation."""
-    return any(_has_own_modes(module) for module in model.modules())
+    return any(has_own_modes(module) for module in model.modules())
 
 
 def written_by_modes(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -86,14 +87,10 @@ def written_by_modes(model: nn.Module) -> dict[str, nn.Parameter]:
     return {
         f"{path}.{name}".lstrip("."): parameter
         for path, module in model.named_modules()
-        if _has_own_modes(module)
+        if has_own_modes(module)
         for name, parameter in module._parameters.items()
         if parameter is not None
     }
-
-
-def _has_own_modes(module: nn.Module) -> bool:
-    return type(module).train is not nn.Module.train
 
 
 @contextmanager

@@ -12,6 +12,11 @@ from contextlib import contextmanager
 from torch import nn
 
 
+def has_own_modes(module: nn.Module) -> bool:
+    """Whether a module does something of its own when its mode changes."""
+    return type(module).train is not nn.Module.train
+
+
 class Modes:
     """The modes of all modules of some models, to restore later."""
 
@@ -21,7 +26,7 @@ class Modes:
     def restore(self) -> None:
         """Restore the mode of every module; those that it would not change are not called."""
         for module, is_training in self._modes:
-            if module.training != is_training and type(module).train is not nn.Module.train:
+            if module.training != is_training and has_own_modes(module):
                 module.train(is_training)  # which may set those of its children, too
         for module, is_training in self._modes:
             module.training = is_training

@@ -63,9 +63,8 @@ def run_contiguous(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Conv2d) and module.groups == module.in_channels > 1:
             run: Any = module._conv_forward
-            if (
-                getattr(run, "__func__", None) is nn.Conv2d._conv_forward
-            ):  # and not a method of its own
+            is_torchs = getattr(run, "__func__", None) is nn.Conv2d._conv_forward
+            if is_torchs:
                 module._conv_forward = functools.partial(_run_contiguous, run)  # type: ignore[method-assign]
 
 
