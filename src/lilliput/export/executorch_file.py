@@ -11,12 +11,12 @@ from lilliput.errors import ExportError
 from lilliput.export.arguments import write_file
 from lilliput.export.file_check import FileCheck
 from lilliput.export.guard.on_model import sample_inputs
-from lilliput.export.notes import note_defaults
+from lilliput.export.notes import note_defaults, notes_on
 from lilliput.export.result import ExportResult
 from lilliput.export.sizes.axes import batch_axis
 from lilliput.export.steps import Integers
 from lilliput.frameworks import part_of
-from lilliput.frameworks.exporting.layer import Layer, some_of
+from lilliput.frameworks.exporting.layer import Layer
 from lilliput.frameworks.exporting.simulation import (
     Array,
     Inputs,
@@ -74,12 +74,11 @@ def _rows(simulation: Simulation) -> int:
 def _notes(layers: list[Layer]) -> list[str]:
     """Return notes on what makes a file slower than necessary, with the remedy."""
     ended = [x.name for x in layers if x.reason == "its output is not quantized"]
-    if not ended:
-        return []
-    return [
-        f"{some_of(ended)}: the output is not quantized, so XNNPACK computes these in float, and their "
-        "weights are stored in float; add 'output' to quant_types."
-    ]
+    return notes_on(
+        ended,
+        "the output is not quantized, so XNNPACK computes these in float, and their weights are stored in "
+        "float; add 'output' to quant_types.",
+    )
 
 
 def _check(

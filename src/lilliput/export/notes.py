@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from lilliput.frameworks.exporting.layer import some_of
 from lilliput.frameworks.exporting.simulation import Placement
+
+
+def notes_on(names: list[str], text: str) -> list[str]:
+    """Return a note on some layers, or an empty list if there are none."""
+    return [f"{some_of(names)}: {text}"] if names else []
 
 
 def note_defaults(placements: list[Placement]) -> list[str]:

@@ -14,10 +14,10 @@ import numpy as np
 import onnx_ir as ir
 
 from lilliput.export.exact import INTEGER_LSTM, float_weight
+from lilliput.export.notes import notes_on
 from lilliput.export.packed import Packed
 from lilliput.export.passes.graph import Draft
 from lilliput.export.run import FAST, PLAIN, Feeds, executor, run, sqnr
-from lilliput.frameworks.exporting.layer import some_of
 from lilliput.frameworks.exporting.simulation import Inputs, Simulation, to_array
 
 
@@ -40,11 +40,9 @@ def keep_precise(
             _put_back(draft, node, f"8 bits are too coarse for its inputs ({found:.1f} dB)")
             coarse.append(str(node.name))
     draft.sweep()
-    if coarse:
-        draft.notes.append(
-            f"{some_of(coarse)}: stays in float, so integer weights gain nothing; exclude it from "
-            "quantization."
-        )
+    draft.notes += notes_on(
+        coarse, "stays in float, so integer weights gain nothing; exclude it from quantization."
+    )
 
 
 def _agreements(draft: Draft, nodes: list[ir.Node], batches: list[Feeds]) -> list[float]:

@@ -25,6 +25,7 @@ class CollectingMasker(ChannelMasker):
         check_counts(1, training_batches=training_batches)
         self.training_batches = training_batches
         self.is_calibrating = False
+        self.shows_progress = True
         self.batch = 0  # the current batch of calibrate()
         self.start_over()
 
@@ -183,7 +184,7 @@ class CollectingPruner(ChannelPruner):
             )
         masker: Any = self.masker
         masker.start()
-        masker.is_calibrating = True
+        masker.is_calibrating, masker.shows_progress = True, progress
         try:
             self._run(masker.number(track(batches, "calibrating", progress)), forward)
             masker.finish()
@@ -200,3 +201,21 @@ class CollectingPruner(ChannelPruner):
     def _run(self, batches: Iterable[Any], forward: Callable[..., Any] | None) -> None:
         forward = forward or self._backend.feeder(self.example_inputs)
         self._backend.run(self.bound_model, batches, forward)
+
+
+class DifferentiatingPruner(CollectingPruner):
+    """Prune by a criterion that reads gradients."""
+
+    _loss: Callable[..., Any] | None = None
+
+    def calibrate(
+        self,
+        batches: Iterable[Any],
+        forward: Callable[..., Any] | None = None,
+        loss: Callable[..., Any] | None = None,
+        *,
+        progress: bool = True,
+    ) -> None:
+        """As in :meth:`CollectingPruner.calibrate`; ``loss(model, batch)`` is differentiated."""
+        self._loss = loss
+        super().calibrate(batches, forward, progress=progress)

@@ -37,7 +37,7 @@ from lilliput.errors import AlgorithmError, ConfigError
 from lilliput.ops.channels import channel_rows
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.progress import track
-from lilliput.pruning.collecting import CollectingMasker, CollectingPruner
+from lilliput.pruning.collecting import CollectingMasker, DifferentiatingPruner
 from lilliput.registry import register_pruner
 
 _READERS = frozenset({"Conv1d", "Conv2d", "Conv3d", "Linear"})
@@ -53,7 +53,6 @@ class LeastSquaresMasker(CollectingMasker):
         self.returned: dict[str, Seen] = {}  # by layer: the gradient of its output
         self._is_finished = False
         self._handles: list[Any] = []
-        self.shows_progress = True
         super().__init__(model, pruner, training_batches)
 
     @classmethod
@@ -225,11 +224,13 @@ def readers_of(pruned: Any, layout: Any) -> list[Reader]:
 
 
 @register_pruner("least_squares")
-class LeastSquaresPruner(CollectingPruner):
+class LeastSquaresPruner(DifferentiatingPruner):
     """Prune the channels that cost least once the layers that read them are refitted.
 
     For models that are pruned with little or no training: ``calibrate`` on a few hundred
-    unlabelled examples, ``compress()``, then ``reconstruct``. The arguments are those of
+    unlabelled examples, ``compress()``, then ``reconstruct``. By default, calibration differentiates a
+    random combination of the model's outputs, so that a channel is scored by how much it changes them;
+    pass a ``loss`` to score by that. The arguments are those of
     :class:`~lilliput.pruning.collecting.CollectingPruner`; ``example_inputs`` are required.
     """
 
@@ -237,28 +238,6 @@ class LeastSquaresPruner(CollectingPruner):
     backends = ("torch",)
 
     masker_type = LeastSquaresMasker
-    _loss: Callable[..., Any] | None = None
-
-    def calibrate(
-        self,
-        batches: Iterable[Any],
-        forward: Callable[..., Any] | None = None,
-        loss: Callable[..., Any] | None = None,
-        *,
-        progress: bool = True,
-    ) -> None:
-        """As in :meth:`CollectingPruner.calibrate`, without labels.
-
-        Parameters
-        ----------
-        batches, forward, progress
-            See there.
-        loss : callable, optional
-            ``loss(model, batch)`` returns the scalar to differentiate. By default a random combination of
-            the model's outputs, so that a channel is scored by how much it changes them.
-        """
-        self._loss, self.masker.shows_progress = loss, progress
-        super().calibrate(batches, forward, progress=progress)
 
     def _run(self, batches: Iterable[Any], forward: Callable[..., Any] | None) -> None:
         run = forward or self._backend.feeder(self.example_inputs)

@@ -24,7 +24,7 @@ from typing import Any
 from lilliput.errors import ConfigError
 from lilliput.ops.channels import channel_rows
 from lilliput.ops.namespace import namespace
-from lilliput.pruning.collecting import CollectingMasker, CollectingPruner
+from lilliput.pruning.collecting import CollectingMasker, DifferentiatingPruner
 from lilliput.registry import register_pruner
 
 
@@ -54,31 +54,21 @@ class TaylorMasker(CollectingMasker):
 
 
 @register_pruner("taylorfo", "taylor", "TaylorFOWeightFilterPruner", "TaylorFOWeightPruner")
-class TaylorFOWeightPruner(CollectingPruner):
+class TaylorFOWeightPruner(DifferentiatingPruner):
     """Prune the filters that matter least to the loss.
 
     The arguments are those of :class:`~lilliput.pruning.collecting.CollectingPruner`. Gradients are read
-    before the steps of ``optimizer``, or in :meth:`calibrate`.
+    before the steps of ``optimizer``, or in :meth:`calibrate`, which needs a ``loss``.
     """
 
     paper = "Molchanov et al. 2019, Importance estimation for neural network pruning"
 
     masker_type = TaylorMasker
 
-    def calibrate(
-        self,
-        batches: Iterable[Any],
-        forward: Callable[..., Any] | None = None,
-        loss: Callable[..., Any] | None = None,
-        *,
-        progress: bool = True,
-    ) -> None:
-        """As in :meth:`CollectingPruner.calibrate`; ``loss(model, batch)`` is differentiated."""
-        if loss is None and forward is None:
+    def _run(self, batches: Iterable[Any], forward: Callable[..., Any] | None) -> None:
+        derived = self._loss or forward
+        if derived is None:
             raise ConfigError(
                 "calibrate() needs a loss: calibrate(batches, loss=lambda model, batch: ...)."
             )
-        super().calibrate(batches, forward if loss is None else loss, progress=progress)
-
-    def _run(self, batches: Iterable[Any], forward: Callable[..., Any] | None) -> None:
-        self._backend.run(self.bound_model, batches, forward, self.masker.before_step)
+        self._backend.run(self.bound_model, batches, derived, self.masker.before_step)

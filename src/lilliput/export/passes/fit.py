@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from lilliput.errors import ExportError, nearest
 from lilliput.export.layers import integer_type
-from lilliput.export.notes import note_defaults
+from lilliput.export.notes import note_defaults, notes_on
 from lilliput.export.passes.dynamic import multiply_integers
 from lilliput.export.passes.flatten import flatten_linears
 from lilliput.export.passes.four_bits import pack_groups
@@ -28,7 +28,7 @@ from lilliput.export.passes.integers import name_of, read
 from lilliput.export.passes.lookups import gather_integers, whole_tables
 from lilliput.export.passes.means import split_means
 from lilliput.export.passes.recurrent import order_gates, unpack_recurrent, write_integer_lstms
-from lilliput.frameworks.exporting.layer import Layer, some_of
+from lilliput.frameworks.exporting.layer import Layer
 
 _SIGNED = (ir.DataType.INT8, ir.DataType.INT16)
 _FOUR_BITS = {ir.DataType.INT4: ir.DataType.INT8, ir.DataType.UINT4: ir.DataType.UINT8}
@@ -110,11 +110,11 @@ def widen_weights(draft: Draft) -> None:
             name = f"{name_of(weight)}_widened"
             node.replace_input_with(1, wide.write(draft, node, name, weight))
             widened.append(str(node.name))
-    if widened:
-        draft.notes.append(
-            f"{some_of(widened)}: weights of four bits or fewer are stored in eight, because integer kernels "
-            "multiply 8-bit values; export_onnx(…, target='generic') packs them."
-        )
+    draft.notes += notes_on(
+        widened,
+        "weights of four bits or fewer are stored in eight, because integer kernels "
+        "multiply 8-bit values; export_onnx(…, target='generic') packs them.",
+    )
 
 
 def refuse_ragged(draft: Draft) -> None:
@@ -171,38 +171,40 @@ def find_notes(layers: list[Layer], draft: Draft, target: str) -> list[str]:
     if target == "generic":
         return notes
     signed = [str(n.name) for n in layers_of(draft.graph) if integer_type(n.inputs[0]) in _SIGNED]
-    if signed:
-        notes.append(
-            f"{some_of(signed)}: signed activations. CPUs without VNNI add pairs of products in 16 bits and "
-            "saturate (measured 12 dB instead of 32 on ResNet-18), and ONNX Runtime leaves layers in float; "
-            "use quant_dtype 'uint' for inputs and outputs."
-        )
+    notes += notes_on(
+        signed,
+        "signed activations. CPUs without VNNI add pairs of products in 16 bits and "
+        "saturate (measured 12 dB instead of 32 on ResNet-18), and ONNX Runtime leaves layers in float; "
+        "use quant_dtype 'uint' for inputs and outputs.",
+    )
     open_ended = [x.name for x in layers if x.reason == "its output is not quantized"]
-    if open_ended and target == "onnxruntime":
-        notes.append(
-            f"{some_of(open_ended)}: the output is not quantized, so ONNX Runtime computes these in float "
+    if target == "onnxruntime":
+        notes += notes_on(
+            open_ended,
+            "the output is not quantized, so ONNX Runtime computes these in float "
             "(ResNet-18: 0.94 times the speed of float instead of 1.86). Pass example_inputs to the "
-            "quantizer, or add 'output' to quant_types."
+            "quantizer, or add 'output' to quant_types.",
         )
     only = [x.name for x in layers if x.weight_only and x.op != "MatMul"]
-    if only:
-        notes.append(
-            f"{some_of(only)}: only the weight is quantized: the file is smaller, but not faster. Add "
-            "'input' and 'output' to quant_types."
-        )
+    notes += notes_on(
+        only,
+        "only the weight is quantized: the file is smaller, but not faster. Add "
+        "'input' and 'output' to quant_types.",
+    )
     unpacked = [x.name for x in layers if x.op == "MatMul" and x.weight_only]
-    if unpacked:
-        notes.append(
-            f"{some_of(unpacked)}: only the weight is quantized. This is faster for single rows, as in text "
-            "generation (2 to 4 times in ONNX Runtime), but not for many: without VNNI, four bits are as "
-            "fast as float with 16 rows and slower with 128 (0.8; eight bits 0.6). Dynamic inputs (in "
-            "PyTorch: observer 'dynamic', 'input' in quant_types) are faster than float for both."
-        )
+    notes += notes_on(
+        unpacked,
+        "only the weight is quantized. This is faster for single rows, as in text "
+        "generation (2 to 4 times in ONNX Runtime), but not for many: without VNNI, four bits are as "
+        "fast as float with 16 rows and slower with 128 (0.8; eight bits 0.6). Dynamic inputs (in "
+        "PyTorch: observer 'dynamic', 'input' in quant_types) are faster than float for both.",
+    )
     whole = whole_tables(draft.graph)
-    if whole and target == "onnxruntime":
-        notes.append(
-            f"{some_of(whole)}: the whole table is dequantized in each call, because ONNX Runtime cannot "
-            "look up its integers; use 8 bits, or 4 in groups of 16, 32, 64 or 128."
+    if target == "onnxruntime":
+        notes += notes_on(
+            whole,
+            "the whole table is dequantized in each call, because ONNX Runtime cannot "
+            "look up its integers; use 8 bits, or 4 in groups of 16, 32, 64 or 128.",
         )
     return notes
 

@@ -20,9 +20,9 @@ import numpy as np
 import onnx_ir as ir
 
 from lilliput.export.exact import INTEGER_LSTM
+from lilliput.export.notes import notes_on
 from lilliput.export.passes.graph import CONTRIB, Draft, integer_attribute
 from lilliput.export.passes.moved import Moved, moved_integers
-from lilliput.frameworks.exporting.layer import some_of
 
 _RECURRENT = frozenset({"LSTM", "GRU", "RNN", INTEGER_LSTM})
 _ONLY_THERE = "only ONNX Runtime has an integer kernel for LSTM"
@@ -92,11 +92,11 @@ def unpack_recurrent(draft: Draft) -> None:
             node.replace_input_with(position, constant)
         unpacked.append(str(node.name))
     draft.sweep()
-    if unpacked:
-        draft.notes.append(
-            f"{some_of(unpacked)}: quantized weights are stored as float, because runtimes would unpack "
-            "integers in every call, which is slower, or do not support them; target='generic' packs them."
-        )
+    draft.notes += notes_on(
+        unpacked,
+        "quantized weights are stored as float, because runtimes would unpack "
+        "integers in every call, which is slower, or do not support them; target='generic' packs them.",
+    )
 
 
 def why_float(node: ir.Node) -> str:

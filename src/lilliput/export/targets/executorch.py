@@ -124,10 +124,7 @@ class ExecuTorch(Target):
     file = ExecuTorchFile
     writers = (
         Writer(
-            "torch",
-            "lilliput.export.targets.executorch:export_executorch",
-            ("executorch", "torchao"),
-            "executorch",
+            "torch", "targets.executorch:export_executorch", ("executorch", "torchao"), "executorch"
         ),
     )
     packages = (Package("executorch", "ExecuTorch files", "executorch"),)

@@ -61,10 +61,7 @@ class LiteRT(Target):
     file = LiteRTFile
     writers = (
         Writer(
-            "keras",
-            "lilliput.export.keras.litert_file:export_litert",
-            ("tensorflow", "ai_edge_litert"),
-            "litert",
+            "keras", "keras.litert_file:export_litert", ("tensorflow", "ai_edge_litert"), "litert"
         ),
     )
     packages = (Package("ai-edge-litert", "executing LiteRT files", "litert", "ai_edge_litert"),)

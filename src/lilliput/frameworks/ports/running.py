@@ -9,6 +9,9 @@ from typing import Any, ClassVar
 
 from lilliput.config.layer import LayerInfo
 
+Forward = Callable[..., Any]  # forward(model, batch)
+Task = Callable[[], None]
+
 
 class Running(ABC):
     """Run a model on data, and report how it is running."""
@@ -17,16 +20,12 @@ class Running(ABC):
 
     @abstractmethod
     def run(
-        self,
-        model: Any,
-        batches: Iterable[Any],
-        forward: Callable[..., Any] | None,
-        task: Callable[[], None] | None = None,
+        self, model: Any, batches: Iterable[Any], forward: Forward | None, task: Task | None = None
     ) -> None:
         """Run batches through a model in eval mode; with a task, ``forward`` is a loss to differentiate."""
 
     @abstractmethod
-    def feeder(self, example_inputs: Any) -> Callable[..., Any]:
+    def feeder(self, example_inputs: Any) -> Forward:
         """Return ``forward(model, batch)``, which calls a model with a batch of a data loader."""
 
     @abstractmethod

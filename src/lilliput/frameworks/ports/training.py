@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 
 from lilliput.errors import StageError
 
+Penalty = Callable[..., Any]  # penalty(*values), a scalar
+
 
 class Training(ABC):
     """Follow the training of a model, and add parameters to its optimizer."""
@@ -63,7 +65,7 @@ class Training(ABC):
 
     @abstractmethod
     def add_penalty(
-        self, wrapper: Any, names: Sequence[str], penalty: Callable[..., Any], optimizer: Any
+        self, wrapper: Any, names: Sequence[str], penalty: Penalty, optimizer: Any
     ) -> None:
         """Add ``penalty(*values)`` to the loss: of a raw ``"weight"``, or of learned parameters.
 

@@ -13,7 +13,7 @@ from keras import ops
 from lilliput.config.layer import LayerInfo
 from lilliput.frameworks.keras import effects, running
 from lilliput.frameworks.keras.scopes import is_tracing
-from lilliput.frameworks.ports.running import Running
+from lilliput.frameworks.ports.running import Forward, Running, Task
 
 Tensor = Any
 
@@ -26,7 +26,7 @@ class KerasRunning(Running):
         own = getattr(layer.module, "activation", None)
         return own is not None and own is not keras.activations.linear
 
-    def feeder(self, example_inputs: Any) -> Callable[..., Any]:
+    def feeder(self, example_inputs: Any) -> Forward:
         """Return a function that calls a model with the inputs of a batch, as ``fit`` does."""
         return running.call
 
@@ -35,11 +35,7 @@ class KerasRunning(Running):
         return is_tracing()
 
     def run(
-        self,
-        model: Any,
-        batches: Iterable[Any],
-        forward: Callable[..., Any] | None,
-        task: Callable[[], None] | None = None,
+        self, model: Any, batches: Iterable[Any], forward: Forward | None, task: Task | None = None
     ) -> None:
         """Run batches in inference mode, with gradients if a task reads them."""
         taps = [] if task is None else effects.taps_in(model)

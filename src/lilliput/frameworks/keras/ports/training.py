@@ -17,7 +17,7 @@ from lilliput.frameworks.keras.masks import restart
 from lilliput.frameworks.keras.scopes import is_training
 from lilliput.frameworks.keras.variables import raw, raw_weight
 from lilliput.frameworks.keras.wrapper import ModuleWrapper
-from lilliput.frameworks.ports.training import Training
+from lilliput.frameworks.ports.training import Penalty, Training
 
 
 class KerasTraining(Training):
@@ -86,11 +86,7 @@ class KerasTraining(Training):
             retrace(wrappers[0].compressor.bound_model)
 
     def add_penalty(
-        self,
-        wrapper: ModuleWrapper,
-        names: Sequence[str],
-        penalty: Callable[..., Any],
-        optimizer: Any,
+        self, wrapper: ModuleWrapper, names: Sequence[str], penalty: Penalty, optimizer: Any
     ) -> None:
         """Add a regularizer to a learned variable, which Keras includes in the loss."""
         (name,) = names

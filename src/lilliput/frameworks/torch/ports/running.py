@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lilliput.config.layer import LayerInfo
-from lilliput.frameworks.ports.running import Running
+from lilliput.frameworks.ports.running import Forward, Running, Task
 from lilliput.frameworks.torch import batches, effects, recompute, statistics
 
 
@@ -33,8 +33,8 @@ class TorchRunning(Running):
         self,
         model: nn.Module,
         batches: Iterable[Any],
-        forward: Callable[..., Any] | None,
-        task: Callable[[], None] | None = None,
+        forward: Forward | None,
+        task: Task | None = None,
     ) -> None:
         """Run batches in eval mode, with gradients if a task reads them."""
         statistics.run(model, batches, forward, task)
@@ -79,7 +79,7 @@ class TorchRunning(Running):
         name = owner.weight_name or ""
         return effects.weight_effects(owner.module, name, changes, inputs, gradient, keeps_means)
 
-    def feeder(self, example_inputs: Any) -> Callable[..., Any]:
+    def feeder(self, example_inputs: Any) -> Forward:
         """Return a function that calls a model with a batch; see :mod:`batches`."""
         return batches.feeder(example_inputs)
 

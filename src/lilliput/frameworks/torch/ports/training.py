@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lilliput.errors import ConfigError
-from lilliput.frameworks.ports.training import Training
+from lilliput.frameworks.ports.training import Penalty, Training
 from lilliput.frameworks.torch import statistics, stepping
 from lilliput.frameworks.torch.discover import unwrapped
 from lilliput.frameworks.torch.first_state import check_first_values
@@ -49,11 +49,7 @@ class TorchTraining(Training):
         statistics.pull_to_zero(wrappers, scale, stepping.gradient_scale(optimizer))
 
     def add_penalty(
-        self,
-        wrapper: ModuleWrapper,
-        names: Sequence[str],
-        penalty: Callable[..., Any],
-        optimizer: Any,
+        self, wrapper: ModuleWrapper, names: Sequence[str], penalty: Penalty, optimizer: Any
     ) -> None:
         """Add the gradients of a penalty to those of its arguments; called before each step."""
         statistics.add_penalty(wrapper, names, penalty, stepping.gradient_scale(optimizer))
