@@ -124,7 +124,10 @@ class ExecuTorch(Target):
     file = ExecuTorchFile
     writers = (
         Writer(
-            "torch", "targets.executorch:export_executorch", ("executorch", "torchao"), "executorch"
+            "torch",
+            "lilliput.export.targets.executorch:export_executorch",
+            ("executorch", "torchao"),
+            "executorch",
         ),
     )
     packages = (Package("executorch", "ExecuTorch files", "executorch"),)

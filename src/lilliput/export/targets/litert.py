@@ -61,7 +61,10 @@ class LiteRT(Target):
     file = LiteRTFile
     writers = (
         Writer(
-            "keras", "keras.litert_file:export_litert", ("tensorflow", "ai_edge_litert"), "litert"
+            "keras",
+            "lilliput.export.keras.litert_file:export_litert",
+            ("tensorflow", "ai_edge_litert"),
+            "litert",
         ),
     )
     packages = (Package("ai-edge-litert", "executing LiteRT files", "litert", "ai_edge_litert"),)

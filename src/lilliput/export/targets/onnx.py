@@ -91,13 +91,13 @@ class Onnx(Target):
     writers = (
         Writer(
             "torch",
-            "onnx_file:export_onnx",
+            "lilliput.export.onnx_file:export_onnx",
             ("onnx", "onnx_ir", "onnxscript", "onnxruntime"),
             "onnx",
         ),
         Writer(
             "keras",
-            "keras.onnx_file:export_onnx",
+            "lilliput.export.keras.onnx_file:export_onnx",
             ("tensorflow", "tf2onnx", "onnx", "onnx_ir", "onnxruntime"),
             "litert,onnx",
         ),

@@ -231,7 +231,7 @@ class OpenVINO(Target):
     writers = (
         Writer(
             "torch",
-            "targets.openvino:export_openvino",
+            "lilliput.export.targets.openvino:export_openvino",
             ("onnx", "onnx_ir", "onnxscript", "openvino"),
             "openvino",
         ),

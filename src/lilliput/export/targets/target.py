@@ -17,8 +17,6 @@ from lilliput.errors import ConfigError
 if TYPE_CHECKING:
     from lilliput.export.targets.executed import ExecutedFile
 
-_EXPORT = "lilliput.export"
-
 
 @dataclass(frozen=True)
 class Package:
@@ -56,8 +54,8 @@ class Writer:
     framework : str
         ``"torch"`` or ``"keras"``.
     function : str
-        ``module:function``, a module of ``lilliput.export``; called as
-        ``function(compressor_or_model, path, example_inputs, **options)``, it returns an ``ExportResult``.
+        ``module:function``, called as ``function(compressor_or_model, path, example_inputs, **options)``;
+        it returns an ``ExportResult``.
     modules : tuple of str
         The modules required to write and execute a file.
     extra : str
@@ -72,7 +70,7 @@ class Writer:
     def load(self) -> Callable[..., Any]:
         """Import the function."""
         module, _, name = self.function.partition(":")
-        found: Callable[..., Any] = getattr(import_module(f"{_EXPORT}.{module}"), name)
+        found: Callable[..., Any] = getattr(import_module(module), name)
         return found
 
 
