@@ -1,6 +1,7 @@
 """Bits as chosen by other tools: 4 or 8 for each weight of EfficientNet-Lite0, 5 on average.
 
     python benchmarks/search_peers.py modelopt     # pip install nvidia-modelopt
+    python benchmarks/search_peers.py mct          # pip install model-compression-toolkit torchvision
 
 FastNAS, which prunes channels, is called by ``search_accuracy.py``.
 
@@ -16,6 +17,7 @@ import copy
 import time
 from collections.abc import Callable
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from torch import Tensor, nn
 
 RESULT = RESULTS / "search_peers.json"
 AVERAGE = 5.0
+_KEPT: list[Any] = []
 
 
 def kept_choices() -> dict[str, dict[str, int]]:
@@ -88,6 +91,91 @@ def modelopt(model: nn.Module, batches: list[Tensor]) -> dict[str, int]:
     }
 
 
+def mct(model: nn.Module, batches: list[Tensor]) -> dict[str, int]:
+    """Mixed precision of MCT: distances of features, symmetric weights with a scale per output channel."""
+    _declare_vision_operators()
+    import model_compression_toolkit as toolkit
+    import model_compression_toolkit.target_platform_capabilities.schema.mct_current_schema as schema
+    from mct_quantizers import QuantizationMethod
+
+    def attribute(bits: int, is_quantized: bool = True) -> Any:
+        return schema.AttributeQuantizationConfig(
+            weights_quantization_method=QuantizationMethod.SYMMETRIC,
+            weights_n_bits=bits,
+            weights_per_channel_threshold=True,
+            enable_weights_quantization=is_quantized,
+        )
+
+    def operation(attributes: dict[str, Any]) -> Any:
+        return schema.OpQuantizationConfig(
+            default_weight_attr_config=attribute(8, is_quantized=False),
+            attr_weights_configs_mapping=attributes,
+            activation_quantization_method=QuantizationMethod.UNIFORM,
+            activation_n_bits=8,
+            supported_input_activation_n_bits=8,
+            enable_activation_quantization=False,
+            quantization_preserving=False,
+            fixed_scale=None,
+            fixed_zero_point=None,
+            simd_size=1,
+            signedness=schema.Signedness.AUTO,
+        )
+
+    eight, four = (
+        operation({"kernel_attr": attribute(bits), "bias_attr": attribute(32, is_quantized=False)})
+        for bits in (8, 4)
+    )
+    mixed = schema.QuantizationConfigOptions(
+        quantization_configurations=(eight, four), base_config=eight
+    )
+    kinds = schema.OperatorSetNames
+    capabilities = schema.TargetPlatformCapabilities(
+        default_qco=schema.QuantizationConfigOptions(quantization_configurations=(operation({}),)),
+        operator_set=tuple(
+            schema.OperatorsSet(name=kind, qc_options=mixed)
+            for kind in (kinds.CONV, kinds.DEPTHWISE_CONV, kinds.FULLY_CONNECTED)
+        ),
+        tpc_minor_version=1,
+        tpc_patch_version=0,
+        tpc_platform_type="weights of 4 or 8 bits",
+        add_metadata=False,
+        name="weights of 4 or 8 bits",
+    )
+    layers = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, (nn.Conv2d, nn.Linear))
+    }
+    count = sum(layer.weight.numel() for layer in layers.values())
+    settings = toolkit.core.MixedPrecisionQuantizationConfig()
+    found, _ = toolkit.ptq.pytorch_post_training_quantization(
+        model,
+        lambda: ([batch] for batch in batches),
+        toolkit.core.ResourceUtilization(weights_memory=count * AVERAGE / 8),
+        toolkit.core.CoreConfig(mixed_precision_config=settings),
+        capabilities,
+    )
+    # It names layers as torch.fx does, with a suffix where a norm was folded into one.
+    bits = {
+        name.removesuffix("_bn"): module.weights_quantizers["weight"].num_bits
+        for name, module in found.named_modules()
+        if hasattr(module, "weights_quantizers")
+    }
+    return {name: bits[name.replace(".", "_")] for name in layers}
+
+
+def _declare_vision_operators() -> None:
+    """Declare the operators of torchvision, which no CPU build of torch loads; none of them is called."""
+    if find_spec("torchvision") is None:
+        return
+    library = torch.library.Library("torchvision", "DEF")
+    pooling = ("roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool", "deform_conv2d")
+    names = ["nms", "qnms", "qroi_align", *pooling, *(f"_{name}_backward" for name in pooling)]
+    for name in names:
+        library.define(f"{name}(Tensor x) -> Tensor")
+    _KEPT.append(library)  # operators live as long as the library
+
+
 def fastnas(
     model: nn.Module,
     flops: float,
@@ -130,6 +218,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     tools = {
         "modelopt": ("nvidia-modelopt", modelopt),
+        "mct": ("model-compression-toolkit", mct),
     }
     parser.add_argument("tool", choices=list(tools))
     package, choose = tools[parser.parse_args().tool]
