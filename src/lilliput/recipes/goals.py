@@ -101,15 +101,22 @@ def make_search(session: Session, step: Any, evaluate: Evaluate) -> Any:
     return Search(
         session.model,
         list(DEFAULT_RULES) if step.config is None else step.config,
-        evaluate=evaluate,
         data=session.samples(batches),
-        example_inputs=session.inputs,
-        target=step.target,
-        trials=step.trials,
-        networks=step.networks,
-        seed=session.recipe.seed,
+        **_search_options(session, step, evaluate),
         **given,
     )
+
+
+def _search_options(session: Session, step: Any, evaluate: Evaluate) -> dict[str, Any]:
+    """Return the arguments that :class:`Search` and ``compress`` share."""
+    return {
+        "evaluate": evaluate,
+        "example_inputs": session.inputs,
+        "target": step.target,
+        "trials": step.trials,
+        "networks": step.networks,
+        "seed": session.recipe.seed,
+    }
 
 
 def do_search(session: Session, number: int, evaluate: Evaluate) -> None:
@@ -144,16 +151,11 @@ def do_auto(session: Session, number: int, evaluate: Evaluate) -> None:
         session.model,
         budget=step.auto,
         data=batches,
-        evaluate=evaluate,
         folder=session.folder / f"auto-{number + 1}",
-        example_inputs=session.inputs,
         config_list=step.config,
-        target=step.target,
         epochs=step.epochs,
         hours=step.hours,
-        trials=step.trials,
-        networks=step.networks,
-        seed=session.recipe.seed,
+        **_search_options(session, step, evaluate),
     )
     names = digests_of_files(done.path.parent, done.path.stem)
     for name in sorted(names, key=lambda name: name == done.path.name):  # the main file last
