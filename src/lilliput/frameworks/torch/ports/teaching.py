@@ -11,8 +11,8 @@ from lilliput.config.layer import LayerInfo
 from lilliput.frameworks.features import Run
 from lilliput.frameworks.ports.teaching import Teaching
 from lilliput.frameworks.torch import features
+from lilliput.frameworks.torch.process_group import processes
 from lilliput.frameworks.torch.replicated import GradientMean
-from lilliput.frameworks.torch.statistics import processes
 from lilliput.frameworks.torch.weights import is_sharded
 from lilliput.frameworks.torch.wrapper import ModuleWrapper
 
