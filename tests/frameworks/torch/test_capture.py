@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from lilliput.errors import UnsupportedModelError
-from lilliput.frameworks.torch.capture import copy_model, whole_copy
+from lilliput.frameworks.torch.copies import copy_model, whole_copy
 from lilliput.torch import L1NormPruner, preflight, speedup
 
 

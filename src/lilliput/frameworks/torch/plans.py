@@ -21,7 +21,8 @@ from lilliput.frameworks.torch.attributes import (
     owners_of,
 )
 from lilliput.frameworks.torch.build import build
-from lilliput.frameworks.torch.capture import as_inputs, quiet
+from lilliput.frameworks.torch.capture import quiet
+from lilliput.frameworks.torch.example_inputs import as_inputs
 from lilliput.frameworks.torch.rewrite import Edit
 from lilliput.frameworks.torch.track import Failure, describe
 from lilliput.frameworks.torch.trials import Trials

@@ -11,9 +11,11 @@ from torch.utils._pytree import tree_flatten
 
 from lilliput.errors import AlgorithmError, StageError, UnsupportedModelError
 from lilliput.frameworks.torch.batches import arguments_of
-from lilliput.frameworks.torch.capture import Inputs, capture, plain_copy
+from lilliput.frameworks.torch.capture import capture
+from lilliput.frameworks.torch.copies import plain_copy
 from lilliput.frameworks.torch.cutting import named_tensors
 from lilliput.frameworks.torch.discover import unwrapped
+from lilliput.frameworks.torch.example_inputs import Inputs
 from lilliput.frameworks.torch.least_squares import NormalEquations
 from lilliput.frameworks.torch.program import Program, Replay, Values
 from lilliput.frameworks.torch.readers import Reader, find_readers

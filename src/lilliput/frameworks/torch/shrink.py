@@ -19,14 +19,10 @@ from lilliput.frameworks.torch.build import (
     hand_over,
 )
 from lilliput.frameworks.torch.caches import find_shortcuts
-from lilliput.frameworks.torch.capture import (
-    check_copies,
-    check_modes,
-    copy_model,
-    plain_copy,
-)
-from lilliput.frameworks.torch.captured import CapturedModule
+from lilliput.frameworks.torch.captured_module import CapturedModule
 from lilliput.frameworks.torch.chance import drawn_from
+from lilliput.frameworks.torch.copies import copy_model, plain_copy
+from lilliput.frameworks.torch.copy_checks import check_copies, check_modes
 from lilliput.frameworks.torch.cutting import named_tensors, shapes_of
 from lilliput.frameworks.torch.dead import unseen_by_norms, zero_classes, zeros_in
 from lilliput.frameworks.torch.discover import unwrapped

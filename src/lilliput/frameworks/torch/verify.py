@@ -13,9 +13,11 @@ from torch.utils._pytree import tree_map
 
 from lilliput.errors import UnsupportedModelError
 from lilliput.frameworks.torch.caches import cached_tensors, drop_caches, has_tables
-from lilliput.frameworks.torch.capture import Inputs, as_inputs, fresh, quiet, shared_copy
+from lilliput.frameworks.torch.capture import quiet
 from lilliput.frameworks.torch.chance import kinds_of_luck
 from lilliput.frameworks.torch.compare import relative_error, tensors_of
+from lilliput.frameworks.torch.copies import shared_copy
+from lilliput.frameworks.torch.example_inputs import Inputs, as_inputs, fresh
 from lilliput.frameworks.torch.perturb import SEED
 from lilliput.frameworks.torch.precision import Load, keep, load_in_parts, run_contiguous
 

@@ -51,7 +51,7 @@ class TorchStoring(Storing):
 
     def copy_model(self, model: nn.Module) -> nn.Module:
         """Return a deep copy."""
-        from lilliput.frameworks.torch.capture import whole_copy
+        from lilliput.frameworks.torch.copies import whole_copy
 
         return whole_copy(model)
 

@@ -26,7 +26,8 @@ class TorchGraphs(Graphs):
 
     def graph(self, model: nn.Module, example_inputs: Any) -> Graph:
         """Record one run of a copy of the model, without values."""
-        from lilliput.frameworks.torch.capture import forget_values, plain_copy
+        from lilliput.frameworks.torch.capture import forget_values
+        from lilliput.frameworks.torch.copies import plain_copy
         from lilliput.frameworks.torch.graph import graph_of
 
         graph = graph_of(plain_copy(model, share=True), example_inputs)
@@ -39,7 +40,7 @@ class TorchGraphs(Graphs):
 
     def flow(self, model: nn.Module, example_inputs: Any) -> Flow:
         """Run the model once in eval mode; see :mod:`flow`."""
-        from lilliput.frameworks.torch.capture import as_inputs
+        from lilliput.frameworks.torch.example_inputs import as_inputs
         from lilliput.frameworks.torch.flow import record_flow
 
         args, kwargs = as_inputs(example_inputs)

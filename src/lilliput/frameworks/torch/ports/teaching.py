@@ -46,7 +46,7 @@ class TorchTeaching(Teaching):
 
     def as_arguments(self, example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return a tensor, a tuple of arguments or a dict of named ones as arguments."""
-        from lilliput.frameworks.torch.capture import as_inputs
+        from lilliput.frameworks.torch.example_inputs import as_inputs
 
         return as_inputs(example_inputs)
 

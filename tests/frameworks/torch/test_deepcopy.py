@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lilliput.frameworks.torch.copies import copy_tree
+from lilliput.frameworks.torch.deepcopy import copy_tree
 from lilliput.frameworks.torch.sidecar import mask_of
 from lilliput.torch import L1NormPruner, LevelPruner
 
