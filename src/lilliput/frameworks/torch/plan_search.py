@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -23,11 +22,11 @@ from lilliput.frameworks.torch.attributes import (
 from lilliput.frameworks.torch.build import build
 from lilliput.frameworks.torch.capture import quiet
 from lilliput.frameworks.torch.example_inputs import as_inputs
+from lilliput.frameworks.torch.masked_model import MaskedModel
 from lilliput.frameworks.torch.rewrite import Edit
 from lilliput.frameworks.torch.track import Failure, describe
 from lilliput.frameworks.torch.trials import Trials
 from lilliput.frameworks.torch.widths import OF_CLASSIFIER, Stale, Widths, find_feature_info
-from lilliput.graph.cuts import Cut
 from lilliput.graph.plan import TIED, Attributes, Plan
 from lilliput.graph.walk import IS_OUTPUT
 
@@ -36,54 +35,80 @@ _ATTEMPTS = 6
 _MOST_WIDTHS = 8  # that are tried one by one, if not all of them can be set
 
 
-class Plans(Trials):
-    """The plans for cutting a model, from the simplest to the last resort."""
+@dataclass(frozen=True, eq=False)
+class Found:
+    """A plan that passes.
 
-    cuts: tuple[Cut, ...]
-    groups: Any
+    Parameters
+    ----------
+    plan : Plan
+        The plan.
+    error : float
+        The error of its outputs.
+    remembered : dict
+        Those of its attributes that modules only remember, and do not compute with.
+    outdated : dict
+        Widths from before the cut that modules keep, since no new value is certain.
+    notes : list of str
+        Notes for the user.
+    """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.notes: list[str] = []
+    plan: Plan
+    error: float
+    remembered: Attributes
+    outdated: Stale
+    notes: list[str]
+
+
+class PlanSearch:
+    """The search for a plan, from the simplest to the last resort."""
+
+    def __init__(self, work: MaskedModel, trials: Trials) -> None:
+        self.work, self.trials = work, trials
+        self.plain, self.cuts, self.edits = work.plain, work.cuts, work.edits
         self.remembered: Attributes = {}
         self.outdated: Stale = {}
 
-    def find_plan(self, allow_graph: bool) -> tuple[Plan, float]:
-        """Return the first plan that passes the check, preferring the user's own module."""
-        edits = self.edits
-        attributes = find_attributes(self.plain, edits)
+    def find(self, allow_graph: bool) -> Found:
+        """Return the first plan that passes, preferring the user's own module."""
+        attributes = find_attributes(self.plain, self.edits)
         failures: list[Failure] = []
-        remembered = find_remembered(self.plain, self.cuts)
-        left = choices(self.plain, attributes, remembered)
-        if not left[0] and (found := self._try_with_widths(Plan(self.cuts, {}))):
+        found, notes = self._find_in_own_code(attributes, failures), list[str]()
+        if found is None:
+            why = failures[0]
+            if not allow_graph:
+                raise UnsupportedModelError(
+                    f"the model's own code cannot run on fewer channels: {why}"
+                )
+            found = self._find_with_graphs(attributes, failures)
+            notes = [
+                f"captured, since its own code cannot run on fewer channels: {why}",
+                "captured code no longer does what it does only in training (dropout in fused attention, "
+                "stochastic depth), and batch norms in it all follow train()",
+            ]
+        return Found(*found, self.remembered, self.outdated, notes)
+
+    # -- the user's own code, with other sizes in its attributes -------------------------------------
+
+    def _find_in_own_code(
+        self, attributes: Attributes, failures: list[Failure]
+    ) -> tuple[Plan, float] | None:
+        """Return a plan without graphs, or None after adding to ``failures`` why each one failed."""
+        candidates = choices(self.plain, attributes, find_remembered(self.plain, self.cuts))
+        if not candidates[0] and (found := self._try_with_widths(Plan(self.cuts, {}))):
             return found
         self.outdated = {}
-        while left:
-            plan = Plan(self.cuts, left.pop(0))
-            error = self._try(plan, failures)
-            if error <= self.reference.tolerance:
-                return self._with_widths(*self._without_needless(plan, error))
+        while candidates:
+            plan = Plan(self.cuts, candidates.pop(0))
+            outcome = self.trials.run(plan)
+            if not isinstance(outcome, Failure):
+                return self._with_widths(*self._without_needless(plan, outcome))
+            failures.append(outcome)
             if len(failures) == 1:
-                own = find_in_module(self.plain, self.cuts, failures[0].path)
+                own = find_in_module(self.plain, self.cuts, outcome.path)
                 is_more = any(plan.attributes.get(key) != value for key, value in own.items())
-                left[:0] = [{**plan.attributes, **own}] if is_more else []
-        why = failures[0]
-        if not allow_graph:
-            raise UnsupportedModelError(f"the model's own code cannot run on fewer channels: {why}")
-        for plan in self._with_graphs(attributes, edits, failures):
-            found = self._try_graphs(plan, failures)
-            if found is not None:
-                self.notes.append(
-                    f"captured, since its own code cannot run on fewer channels: {why}"
-                )
-                self.notes.append(
-                    "captured code no longer does what it does only in training (dropout in fused attention, "
-                    "stochastic depth), and batch norms in it all follow train()"
-                )
-                return self._with_widths(*found)
-        raise UnsupportedModelError(
-            f"no shrunk form of the model reproduces the outputs of the masked one: {failures[-1]}"
-        )
+                candidates[:0] = [{**plan.attributes, **own}] if is_more else []
+        return None
 
     def _without_needless(self, plan: Plan, error: float) -> tuple[Plan, float]:
         """Return a plan without attributes that only happen to equal a number that changes."""
@@ -91,10 +116,12 @@ class Plans(Trials):
             kept = {k: v for k, v in plan.attributes.items() if k in fewer}
             if len(kept) < len(plan.attributes):
                 trial = replace(plan, attributes=kept)
-                found = self._try(trial, [])
-                if found <= self.reference.tolerance:
-                    plan, error = trial, found
+                outcome = self.trials.run(trial)
+                if not isinstance(outcome, Failure):
+                    plan, error = trial, outcome
         return plan, error
+
+    # -- widths that modules remember ----------------------------------------------------------------
 
     def _try_with_widths(self, plan: Plan) -> tuple[Plan, float] | None:
         """Return a plan that sets no attribute but widths, if one check finds all of it right."""
@@ -106,11 +133,11 @@ class Plans(Trials):
         if not found:
             return None
         trial = replace(plan, attributes=found)
-        error = self._try(trial, [])
-        if error > self.reference.tolerance:
+        outcome = self.trials.run(trial)
+        if isinstance(outcome, Failure):
             return None
         self.remembered |= found
-        return trial, error
+        return trial, outcome
 
     def _with_widths(self, plan: Plan, error: float) -> tuple[Plan, float]:
         """Return a plan that also sets widths stored as attributes, if they are certain."""
@@ -122,7 +149,7 @@ class Plans(Trials):
         for chosen in [names, *([name] for name in names[:_MOST_WIDTHS] if len(names) > 1)]:
             new = {k: v for k, v in left.items() if k[1] in chosen}
             trial = replace(plan, attributes={**plan.attributes, **new})
-            is_right = bool(new) and self._try(trial, []) <= self.reference.tolerance
+            is_right = bool(new) and not isinstance(self.trials.run(trial), Failure)
             if is_right:
                 plan = trial
                 self.remembered |= new
@@ -136,7 +163,7 @@ class Plans(Trials):
         """Return the widths that modules remember, beside the attributes of a plan; note stale ones."""
         known = {(path, name.partition(".")[0]) for path, name in plan.attributes}
         inside = tuple(f"{x}." for x in plan.graphs)
-        outputs = {x.tensor: x.dim for x in self.groups.pinned if x.reason == IS_OUTPUT}
+        outputs = {x.tensor: x.dim for x in self.work.groups.pinned if x.reason == IS_OUTPUT}
         found, self.outdated = Widths(self.plain, plan.cuts, outputs).find(
             lambda key: (
                 (key[0], key[1].partition(".")[0]) in known or f"{key[0]}.".startswith(inside)
@@ -144,26 +171,41 @@ class Plans(Trials):
         )
         return found | find_feature_info(
             self.plain,
-            lambda: build(self.plain, plan, self.example_inputs, self._parts),
+            lambda: build(self.plain, plan, self.work.example_inputs, self.trials.parts),
             self._run,
         )
 
     def _run(self, model: nn.Module) -> None:
-        args, kwargs = as_inputs(self.example_inputs)
+        args, kwargs = as_inputs(self.work.example_inputs)
         with quiet(), torch.no_grad():
             model(*args, **kwargs)
 
-    def _with_graphs(
-        self, attributes: Attributes, edits: list[Edit], failures: list[Failure]
-    ) -> Iterator[Plan]:
-        """Yield plans that replace more and more of the model by captured graphs."""
+    # -- captured graphs in place of modules ---------------------------------------------------------
+
+    def _find_with_graphs(
+        self, attributes: Attributes, failures: list[Failure]
+    ) -> tuple[Plan, float]:
+        """Return a plan with as few graphs as possible, or raise."""
+        for plan in self._plans_with_graphs(attributes, failures):
+            found = self._try_graphs(plan, failures)
+            if found is not None:
+                return self._with_widths(*found)
+        raise UnsupportedModelError(
+            f"no shrunk form of the model reproduces the outputs of the masked one: {failures[-1]}"
+        )
+
+    def _plans_with_graphs(self, attributes: Attributes, failures: list[Failure]) -> Iterator[Plan]:
+        """Yield plans that replace more and more of the model by captured graphs.
+
+        The module in which the last trial failed is replaced next.
+        """
         graphs: set[str] = set()
-        path = failures[0].path or _common(edits)
+        path = failures[0].path or _common(self.edits)
         for _ in range(_ATTEMPTS):
             if not path:
                 break
             graphs = {x for x in graphs if not x.startswith(f"{path}.")} | {path}
-            graphs |= self._alike(path, edits)
+            graphs |= self._alike(path)
             inside = tuple(f"{x}." for x in graphs)
             others = {k: v for k, v in attributes.items() if not f"{k[0]}.".startswith(inside)}
             yield Plan(self.cuts, others, tuple(sorted(graphs)))
@@ -174,24 +216,27 @@ class Plans(Trials):
 
     def _try_graphs(self, plan: Plan, failures: list[Failure]) -> tuple[Plan, float] | None:
         """Return a plan that passes and its error, preferably one that accepts any batch size."""
-        open_, why = replace(plan, any_size=True), list[Failure]()
-        error = self._try(open_, why)
-        if error <= self.reference.tolerance and self._takes_other_batches(open_):
-            return open_, error
-        inside = tuple(f"{x}." for x in plan.graphs)
-        if why and why[0].path and not f"{why[0].path}.".startswith(inside):
-            failures += why  # in code around the graphs, which does not know their sizes
+        dynamic = replace(plan, any_size=True)
+        outcome = self.trials.run(dynamic)
+        if isinstance(outcome, Failure):
+            inside = tuple(f"{x}." for x in plan.graphs)
+            if outcome.path and not f"{outcome.path}.".startswith(inside):
+                failures.append(
+                    outcome
+                )  # in code around the graphs, which does not know their sizes
+                return None
+        elif self.trials.takes_other_batches(dynamic):
+            return dynamic, outcome
+        outcome = self.trials.run(plan)
+        if isinstance(outcome, Failure):
+            failures.append(outcome)
             return None
-        error = self._try(plan, failures)
-        if error > self.reference.tolerance:
-            return None
-        self.notes.insert(0, TIED)
         log.warning("speedup: the shrunk model %s.", TIED)
-        return plan, error
+        return plan, outcome
 
-    def _alike(self, path: str, edits: list[Edit]) -> set[str]:
+    def _alike(self, path: str) -> set[str]:
         """Return the modules of the same class with the same edits."""
-        owners = {x for edit in edits for x in owners_of(edit)}
+        owners = {x for edit in self.edits for x in owners_of(edit)}
         cls = type(self.plain.get_submodule(path))
         return {x for x in owners if x and type(self.plain.get_submodule(x)) is cls}
 
