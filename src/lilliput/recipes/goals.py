@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lilliput.errors import ConfigError, nearest
 from lilliput.export.targets.table import TARGETS
 from lilliput.files import write_atomically
-from lilliput.recipes.spec import FOUND, AutoStep, SearchStep
+from lilliput.recipes.step_specs import FOUND, AutoStep, SearchStep
 from lilliput.registry import pruners, quantizers
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def do_auto(session: Session, number: int, evaluate: Evaluate) -> None:
 
 
 def forecast(session: Session, number: int, evaluate: Evaluate) -> Forecast:
-    """Return what a step would try, and its duration, by creating and evaluating one network."""
+    """Estimate a step's trials and duration, by creating and evaluating one network."""
     step: Any = session.recipe.steps[number]
     search = make_search(session, step, evaluate)
     layers: dict[int | str, list[str]] = {}
