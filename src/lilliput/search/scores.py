@@ -36,7 +36,7 @@ _UNKNOWN = 1e3  # times the largest score, for choices of layers that no gradien
 
 
 def find_scores(space: Space, batches: Iterable[Any], keeps_means: bool = False) -> list[Array]:
-    """Return for each decision the score of each of its choices; the model is left as it was.
+    """Return the score of each choice of each decision; the model is not changed.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Time a model before and after the cut, and put the latencies beside the counts."""
+"""Time a model before and after the cut, and combine the latencies with the counts."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from lilliput.frameworks.shrinking import Shrunk
 from lilliput.measure.receipt import Receipt
 from lilliput.measure.timing import figures_of, how_to_measure_model, time_calls
 
-_RUNS, _SECONDS = 20, 0.05  # of timing a model for the receipt, at most,
-_FEWEST = 4  # calls, which make two readings
+_RUNS, _SECONDS = 20, 0.05  # at most, for timing a model
+_FEWEST = 4  # calls at least, for two readings
 
 
 def receipt_of_cut(made: Shrunk, is_now: bool) -> Callable[[], Receipt]:
@@ -25,7 +25,7 @@ def receipt_of_cut(made: Shrunk, is_now: bool) -> Callable[[], Receipt]:
 
 
 def _measure_now(made: Shrunk) -> Receipt:
-    """Take the receipt; say what it means if a model that was just checked does not run."""
+    """Measure the receipt; explain the failure if a model that passed its check does not run."""
     try:
         return _measure(made)
     except LilliputError:
@@ -39,7 +39,7 @@ def _measure_now(made: Shrunk) -> Receipt:
 
 
 def _measure(made: Shrunk) -> Receipt:
-    """Time the model before and after, for a moment, and put that beside the counts."""
+    """Time the model before and after, briefly, and combine the latencies with the counts."""
     how = how_to_measure_model(made.before)
     models = (made.before, how.untouched(made.model))
     inputs = how.fresh(made.inputs)

@@ -115,7 +115,7 @@ def capture(
 def _by_training_code(
     model: nn.Module, args: Any, kwargs: Any, take: Callable[[], AnyCaptured]
 ) -> AnyCaptured:
-    """Return a graph, captured again if tables are read where parameters are read in training."""
+    """Return a graph; capture it again without the cached tables that replace parameters in evaluation."""
     captured = take()
     shortcuts = find_shortcuts(model, captured.unread())
     if shortcuts and is_same_without(model, shortcuts, args, kwargs):
@@ -274,8 +274,8 @@ def _drop_unused(graph: fx.Graph) -> None:
 def _unused_but_run(graph: fx.Graph) -> set[fx.Node]:
     """Return ops without effect on the output that read parameters of their own.
 
-    The model's code still runs them, so their layers have to be cut, too. Other ops without
-    effect are dropped: what only they read need not be kept whole.
+    The model's code still runs them, so their layers have to be cut, too. Other ops without effect are
+    dropped, so that channels that only they read can be cut.
     """
     live: set[fx.Node] = set()
     for node in reversed(graph.nodes):

@@ -22,8 +22,8 @@ from lilliput.frameworks.torch.weights import is_zero_at
 def plain_copy(model: nn.Module, share: bool = False) -> nn.Module:
     """Return a copy of a model in eval mode, without compressors.
 
-    With ``share``, parameters share the memory of the model's own, unless masks have to be applied
-    to them, or switching to evaluation may write to them: the copy must not be written to.
+    With ``share``, parameters share memory with the model's own, and must not be written to. Those that
+    masks are applied to, or that switching to evaluation may write to, are copied.
     """
     from lilliput.frameworks.torch.backend import strip
     from lilliput.frameworks.torch.discover import unwrapped
@@ -85,7 +85,7 @@ def whole_shared_copy(model: nn.Module) -> nn.Module:
 
 
 def _shared_all(model: nn.Module, parameters: Iterable[nn.Parameter]) -> dict[int, Any]:
-    """Return parameters in the same memory, by identity, but for those that a switch of mode may change."""
+    """Return parameters in the same memory, by identity, except those that a mode switch may write to."""
     written = {id(p) for p in written_by_modes(model).values()}
     return {id(p): _shared(p) for p in parameters if id(p) not in written}
 

@@ -35,7 +35,7 @@ def check_modes(model: nn.Module) -> None:
 def check_copies(model: nn.Module, example_inputs: Any) -> None:
     """Raise if a model's outputs differ without the tables that it keeps, as in its copies.
 
-    Everything compared later is a copy; here it is verified that copies compute the same as the model.
+    All later comparisons use copies; this verifies that copies compute the same as the model.
     """
     cached = [t for module in model.modules() for t in cached_tensors(module)]
     if not cached:

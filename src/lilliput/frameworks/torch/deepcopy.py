@@ -1,7 +1,7 @@
-"""Copy a tree of modules as copy.deepcopy does, in a fraction of its time.
+"""Copy a tree of modules like copy.deepcopy, in a fraction of the time.
 
-Most of a module are constants, which need no copy, and dicts and sets that hold little or nothing. Modules
-under compressors, their wrappers and what these know of their layers are as quick to copy as plain ones.
+Most attributes of a module are constants, which need no copy, or nearly empty dicts and sets. Modules with
+compressors, their wrappers and their layer descriptions are copied as fast as plain modules.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def copy_tree(value: Any, memo: dict[Any, Any]) -> Any:
             name = key if type(key) in _CONSTANTS else copy_tree(key, memo)
             copied[name] = x if type(x) in _CONSTANTS else copy_tree(x, memo)
         return copied
-    if kind not in memo:  # beside the identities of what was copied
+    if kind not in memo:  # next to the identities of copied objects
         memo[kind] = issubclass(kind, _RECORDS) and _is_record(unshadowed(kind))
     return _copy_record(value, memo) if memo[kind] else copy.deepcopy(value, memo)
 

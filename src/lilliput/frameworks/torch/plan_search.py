@@ -160,7 +160,7 @@ class PlanSearch:
         return plan, error
 
     def _find_widths(self, plan: Plan) -> Attributes:
-        """Return the widths that modules remember, beside the attributes of a plan; note stale ones."""
+        """Return the widths that modules remember, besides the attributes of a plan; note stale ones."""
         known = {(path, name.partition(".")[0]) for path, name in plan.attributes}
         inside = tuple(f"{x}." for x in plan.graphs)
         outputs = {x.tensor: x.dim for x in self.work.groups.pinned if x.reason == IS_OUTPUT}

@@ -201,7 +201,7 @@ class Work:
 
 
 def price_of_moving(ridge: float, inputs: int, rows: int) -> float:
-    """Return the ridge of a layer: it grows with inputs per row, because few rows would fit anything."""
+    """Return the ridge of a layer: it grows with inputs per row, since few rows fit any target."""
     return ridge * (1 + _PER_ROW * inputs / rows)
 
 

@@ -1,4 +1,4 @@
-"""Before and after shrinking: what a model must not contain, and how compressors are removed from it."""
+"""Before and after shrinking: check that a model can be shrunk, and remove its compressors."""
 
 from __future__ import annotations
 

@@ -71,9 +71,9 @@ class Reference:
             )
 
     def check_chance(self, model: nn.Module, drawn: str) -> None:
-        """Raise if the numbers that the masked model draws in evaluation change what it computes.
+        """Raise if random numbers drawn in evaluation change the masked model's outputs.
 
-        ``drawn`` is what it draws them from.
+        ``drawn`` names the generators.
         """
         twin = self.twin_of(model).model
         for _ in kinds_of_luck():
@@ -151,10 +151,10 @@ def _has_fast_path(model: nn.Module) -> bool:
 def make_references(
     model: nn.Module, example_inputs: Any, has_casts: bool, noise: Load | None = None
 ) -> list[Reference]:
-    """Run the masked model, in double precision if it can, and again with noise if there is some.
+    """Run the masked model, in double precision if possible, and again with noise if given.
 
-    Neither run makes the other needless: zeros hide errors from the first one, and noise that switches a unit
-    off hides what is wrong with it from the second.
+    Both runs are needed: zeros hide errors from the first one, and noise that switches a unit off hides its
+    errors from the second.
     """
     given = as_inputs(example_inputs)
     precisions: tuple[Precision, ...] = ("double",) if has_tables(model) else ("parts", "double")

@@ -35,7 +35,7 @@ class TorchGraphs(Graphs):
         return graph
 
     def needs_example(self, model: nn.Module) -> bool:
-        """Return True: only a run shows what a module does."""
+        """Return True: the behaviour of a module is only known from a run."""
         return True
 
     def flow(self, model: nn.Module, example_inputs: Any) -> Flow:
@@ -60,7 +60,7 @@ class TorchGraphs(Graphs):
     def flow_of_batch(
         self, model: nn.Module, batch: Any, forward: Callable[..., Any] | None
     ) -> Flow:
-        """Run the first rows of a batch in eval mode, or all of it if the model requires that."""
+        """Run the first rows of a batch in eval mode, or the whole batch if the model requires it."""
         from lilliput.frameworks.torch.flow import flow_of_batch
 
         return flow_of_batch(model, batch, forward)
