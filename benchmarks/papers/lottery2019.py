@@ -1,4 +1,4 @@
-"""Frankle & Carbin 2019, "The lottery ticket hypothesis": what is left learns as well from its first weights.
+"""Frankle & Carbin 2019, "The lottery ticket hypothesis": pruned networks learn as well if rewound.
 
     ./run python benchmarks/reproduce.py lottery2019
 

@@ -4,7 +4,8 @@
 
 LeNet-300-100 from the start, no teacher, as many epochs as the dense network. As in the paper, 99 % of the
 first layer and 89 % of the second are zero, and the last is dense. Beside it, connections that stay where
-they were drawn. The paper trains for longer, and counts 4 bytes for each weight and a mask of what is left.
+they were drawn. The paper trains for longer, and counts 4 bytes for each weight and a mask of the kept
+ones.
 """
 
 from __future__ import annotations

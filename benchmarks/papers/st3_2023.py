@@ -7,8 +7,8 @@ many epochs; with the labels alone, with the dense network as the only teacher, 
 convolution and the classifier stay dense, as in AGP's paper, and 95 % of all weights are zero. The paper has
 ResNet-50 on ImageNet at 90 %: 76.0 % top-1, against 73.9 % for gradual magnitude pruning.
 
-Beside them, a start for those who have little time to train: the weights are removed before the first epoch,
-by `SecondOrderPruner`, which sees 1,000 training images, and all epochs train what is left.
+Beside them, a start for those who have little time to train: the weights are removed before the first
+epoch, by `SecondOrderPruner`, which sees 1,000 training images, and all epochs train the remaining weights.
 """
 
 from __future__ import annotations

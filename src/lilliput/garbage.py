@@ -1,8 +1,8 @@
 """Pause Python's garbage collector while something large is built.
 
-Recording, analysing and copying a model creates tens of thousands of objects that live on, which makes
-Python look through all objects of the process, several times. That takes longer than the work itself.
-Reference counting goes on, and collections are made up for afterwards.
+Recording, analysing and copying a model creates tens of thousands of long-lived objects, which would make
+Python's garbage collector scan all objects of the process several times. That takes longer than the work
+itself. Reference counting goes on, and collections are made up for afterwards.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ MODEL_FILE = re.compile(r"model-[0-9a-f]{16}\.safetensors")
 
 
 class Strict(BaseModel):
-    """Base class of what is read from files: nothing extra, nothing converted."""
+    """Base class of data read from files: no extra keys, no conversion."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 

@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from lilliput.errors import UnsupportedModelError
-from lilliput.frameworks.torch.capture import capture, plain_copy
+from lilliput.frameworks.torch.capture import capture
+from lilliput.frameworks.torch.copies import plain_copy
 from lilliput.frameworks.torch.cutting import cut_all
 from lilliput.graph.cuts import by_tensor
 from lilliput.torch import L1NormPruner, channel_groups, export_onnx, load, speedup

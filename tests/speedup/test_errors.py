@@ -1,5 +1,7 @@
 """What cannot be shrunk says so, by name, and leaves the model as it was."""
 
+import threading
+
 import pytest
 import torch
 from random_nets import randomize
@@ -256,3 +258,19 @@ def test_the_random_state_is_left_alone():
     torch.manual_seed(0)
     speedup(model, sample())
     assert torch.equal(torch.rand(3), expected)
+
+
+class Locked(Net):
+    """Keeps a table between calls, and has a lock, which cannot be copied."""
+
+    def __init__(self):
+        super().__init__()
+        self.cache, self.lock = {"ones": torch.ones(4)}, threading.Lock()
+
+    def forward(self, x):
+        return super().forward(x * self.cache["ones"])
+
+
+def test_a_model_with_a_table_that_cannot_be_copied():
+    with pytest.raises(UnsupportedModelError, match="Locked cannot be copied.*Locks, generators"):
+        speedup(Locked().eval(), torch.randn(2, 4))

@@ -12,7 +12,7 @@ from random_nets import build, specs
 
 from lilliput.errors import ConfigError, StageError
 from lilliput.frameworks.torch.build import build as build_plan
-from lilliput.frameworks.torch.capture import plain_copy
+from lilliput.frameworks.torch.copies import plain_copy
 from lilliput.frameworks.torch.wrapper import PrunerModuleWrapper
 from lilliput.graph.plan import Plan
 from lilliput.pruning.l1 import L1NormPruner

@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from lilliput.errors import UnsupportedModelError
-from lilliput.frameworks.torch.capture import Exported, as_inputs, capture, plain_copy, read
+from lilliput.frameworks.torch.capture import Exported, capture, read
+from lilliput.frameworks.torch.copies import plain_copy
+from lilliput.frameworks.torch.example_inputs import as_inputs
 from lilliput.frameworks.torch.graph import to_graph
 from lilliput.frameworks.torch.nodes import module_path, op_name, place, shape_of
 from lilliput.frameworks.torch.record import Recorder, Unrecorded

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lilliput.errors import ConfigError
-from lilliput.frameworks.torch.capture import plain_copy
+from lilliput.frameworks.torch.copies import plain_copy
 from lilliput.torch import L1NormPruner, preflight, speedup
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lilliput.errors import LilliputError
-from lilliput.frameworks.torch.capture import as_inputs
+from lilliput.frameworks.torch.example_inputs import as_inputs
 from lilliput.frameworks.torch.verify import relative_error, tensors_of
 from lilliput.torch import L1NormPruner, speedup
 

@@ -90,7 +90,7 @@ def _points(curve: Mapping[float, float], baseline: float) -> list[Point]:
 
 
 def _robustness(points: Sequence[Point], limit: float | None) -> tuple[float, float]:
-    """Return the sort key of lines: where they cross the limit, and how little they leave the baseline."""
+    """Return the sort key of a line: where it crosses the limit, then how little it leaves the baseline."""
     baseline, crossing = points[0][1], math.inf
     for (start, before), (end, after) in pairwise(points):
         if limit is not None and (after - limit) * (baseline - limit) < 0:

@@ -1,4 +1,4 @@
-"""All models that were tried: what they cost against how good they are, with the Pareto front."""
+"""Plot the cost and the metric of all models that were tried, with the Pareto front."""
 
 from __future__ import annotations
 

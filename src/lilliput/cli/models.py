@@ -28,7 +28,7 @@ def open_model(
     trust : bool
         Whether a run may import its model from any folder.
     """
-    from lilliput.recipes.spec import is_reference
+    from lilliput.recipes.step_specs import is_reference
 
     if is_reference(reference):
         model = call_user(reference, "model")

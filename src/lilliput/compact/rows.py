@@ -112,7 +112,7 @@ class Correction:
         )
 
     def learn(self, shares: Array, contexts: Array, row: Array) -> None:
-        """Count what was expected, and what happened."""
+        """Count the expected and the actual occurrences in each context."""
         self._hits += np.bincount(contexts, row, len(self._hits))
         self._expected += np.bincount(contexts, _slots(shares), len(self._hits))
 

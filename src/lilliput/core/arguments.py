@@ -46,7 +46,7 @@ def passes_on(arguments: Any, to: type) -> Callable[[Constructor], Constructor]:
         kept = [x for x in own.parameters.values() if x.kind not in kinds]
         received = inspect.signature(to.__init__).parameters.values()  # type: ignore[misc]
         shown = [x for x in received if x.name in names and x.name not in own.parameters]
-        # Sorting is stable: what is new comes before what is passed on, positional arguments first.
+        # Sorting is stable: new arguments come before passed-on ones, positional arguments first.
         parameters = sorted([*kept, *shown], key=lambda x: x.kind)
         signature = own.replace(parameters=parameters)
 

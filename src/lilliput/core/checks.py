@@ -1,4 +1,4 @@
-"""Check the arguments of constructors, so that all of them refuse in the same way what cannot be meant."""
+"""Check constructor arguments, so that all algorithms reject invalid ones in the same way."""
 
 from __future__ import annotations
 

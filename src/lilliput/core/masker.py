@@ -63,7 +63,7 @@ class WeightMasker:
         return True
 
     def what_is_missing(self) -> str:
-        """Return what the criterion still has to observe before it can score, or an empty string."""
+        """Return the data that the criterion still has to observe before it can score, or an empty string."""
         return "" if self.is_ready() else "its criterion has not seen enough training steps"
 
     def start_over(self) -> None:

@@ -51,8 +51,8 @@ class Projection:
     ) -> NDArray[np.float64]:
         """Return the least-squares matrix that maps one tensor to the other.
 
-        Training then starts from what the student lacks instead of a random map. ``add_up``
-        sums an array over processes, so that all of them start from the same matrix.
+        Training then starts from the best linear map instead of a random one. ``add_up`` sums an array over
+        processes, so that all of them start from the same matrix.
         """
         import numpy as np  # imported here to keep importing Lilliput fast
 

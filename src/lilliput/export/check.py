@@ -189,8 +189,9 @@ class _Check:
     def agreement(self, runtime: str, optimized: str = "") -> Agreement:
         """Return the agreement of a runtime with the simulation over all batches.
 
-        Without optimizations, which is slow, only on the example, unless the user passed others: there the
-        session that exposes all tensors computes the same as the file.
+        Without graph optimizations, which is slow, only the example inputs are compared, unless the user
+        passed others; the session that exposes all tensors has then already computed the outputs of the
+        file.
         """
         if runtime == PLAIN and not self.is_asked:
             received = [self._stepped(runtime).received]

@@ -104,8 +104,8 @@ def _zero_counts(graph: Any) -> dict[str, int]:
 def _scale_inputs(node: Any) -> tuple[int, ...]:
     """Return which inputs of a node are scales or zero points.
 
-    ``(Cast(rows) - zero) * scale`` has them, and the product of a weight's scales with that of an input whose
-    range is found in each call.
+    Both occur in ``(Cast(rows) - zero) * scale``, and scales in the product of a weight's scales with that
+    of a dynamically quantized input.
     """
     if node.op_type == "Mul" and any(map(_is_dynamic_scale, node.inputs)):
         return (0, 1)

@@ -95,10 +95,10 @@ class ExportResult:
     def receipt(self) -> Receipt:
         """Before → after: the model without compressors, and the file.
 
-        Both are counted, weighed and timed as files of one format: the model as a float file of its own. What
-        a format does not tell (parameters, MACs) is counted in the model. If the model cannot be written as a
-        float file, a note says why, its size on disk is left out, and its latency is that of the framework.
-        Measured when it is first asked for, so that an export that nobody asks costs nothing.
+        Both are measured as files of one format: the original as a separate float file. Figures that a
+        format does not contain (parameters, MACs) are counted in the model. If the model cannot be written
+        as a float file, a note says why, its size on disk is left out, and its latency is that of the
+        framework. Measured on first access, so that an export without it costs nothing.
         """
         if self._source is None:
             raise StageError(

@@ -1,10 +1,10 @@
 """Compare the tensors that a runtime computed with the simulation, one by one.
 
-A value that is rounded the other way because of the last bit of a float changes the rounding in later layers,
-too: after a few layers two correct computations of the same network differ as much as by rounding
-altogether. So each quantized tensor is compared separately. The simulation runs once more, and every
-tensor that it quantizes is replaced by that of the runtime, after recording the difference. This
-leaves the error of one layer, which is at most one step of its grid.
+If the last bit of a float makes a value round the other way, later layers round differently, too: after a
+few layers, two correct computations of the same network differ as much as a quantized network from a float
+one. So each quantized tensor is compared separately. The simulation runs once more, and every tensor that
+it quantizes is replaced by that of the runtime, after recording the difference. This leaves the error of
+one layer, which is at most one step of its grid.
 """
 
 from __future__ import annotations

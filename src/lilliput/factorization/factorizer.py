@@ -83,7 +83,7 @@ class Factorization:
         return [{"op_names": [name], "rank": rank} for name, rank in self.ranks.items()]
 
     def why_left(self) -> str:
-        """Return why layers stay as they are, in one line."""
+        """Return the reasons why layers were kept, in one line."""
         return "; ".join(f"{name}: {why}" for name, why in self.left.items())
 
     def __str__(self) -> str:
@@ -100,12 +100,12 @@ class Factorization:
 class Factorizer(Compressor):
     """Replace each selected layer with two smaller ones.
 
-    Subclasses override :meth:`factors`, and :meth:`rank_of` if their rules know other ways to say how large
-    the layers become. A layer stays as it is, and ``result.left`` says why, where two layers would not have
-    fewer weights, or cannot take its place: grouped convolutions, tied weights, subclasses of these layers.
-    Make the optimizer afterwards: the parameters are new ones. ``strip()`` has nothing to do, and there is no
-    ``state()``: ``lay_out()`` with ``result.config_list()`` makes the same layers in a new model, for a state
-    dict to be loaded.
+    Subclasses override :meth:`factors`, and :meth:`rank_of` if their rules specify the rank in other ways.
+    A layer is kept, with the reason in ``result.left``, if two layers would not have fewer weights or
+    cannot replace it: grouped convolutions, tied weights, subclasses of these layers. Make the optimizer
+    afterwards: the parameters are new ones. ``strip()`` has nothing to do, and there is no ``state()``:
+    ``lay_out()`` with ``result.config_list()`` creates the same layers in a new model, so that the state
+    dict can be loaded.
 
     Parameters
     ----------
@@ -172,7 +172,7 @@ class Factorizer(Compressor):
         return self.bound_model
 
     def lay_out(self, model: Any = None) -> Any:
-        """Put in layers of the same shapes with weights of zero, for a state dict to be loaded into.
+        """Insert layers of the same shapes with zero weights, into which a state dict can be loaded.
 
         Nothing is computed but the ranks.
         """

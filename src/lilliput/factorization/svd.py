@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class SVDRule(RankRule):
-    """How large a rank to keep: as a number, or by what it costs or keeps."""
+    """The rank to keep: a number, or the largest share of weights or the smallest share of energy."""
 
     energy: Fraction | None = Field(
         None, description="Share of the squared weights to keep at least: 0.9 keeps the main part."

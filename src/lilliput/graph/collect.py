@@ -18,7 +18,7 @@ from lilliput.graph.stages import Dimension, Stage
 
 
 def find_groups(graph: Graph) -> ChannelGroups:
-    """Return which channels of a model can be removed, and what is removed with each of them."""
+    """Return the channels of a model that can be removed, with everything removed along with each."""
     return collect(analyse(graph))
 
 

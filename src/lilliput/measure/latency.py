@@ -81,7 +81,7 @@ def noise(one: Figures, two: Figures) -> str:
 
 
 def _conditions(runtime: str) -> list[str]:
-    """Return the runtime without its version, threads and batch: what a latency depends on."""
+    """Return what a latency depends on: the runtime without its version, the threads and the batch."""
     product, *others = runtime.split(", ")
     return [re.split(r" \d", product)[0], *others]
 

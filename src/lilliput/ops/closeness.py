@@ -1,9 +1,9 @@
-"""How far two arrays of floating-point numbers are apart, relative to their size.
+"""Measure how far two float arrays are apart, relative to their size.
 
-Some models put a huge number where an output does not count: -1e9 for a key that a query must not see, or
-the least number of its type. Next to it, any error of the other entries would seem small, so they are
-compared among themselves. Other huge numbers were computed, and small ones may be differences of them: what
-rounding the huge ones does to the small ones is not an error.
+Some models write a huge filler where an output is masked: -1e9 for a key that a query must not attend to,
+or the lowest number of the dtype. Relative to it, any error of the other entries would look small, so they
+are compared among themselves. If huge numbers were computed instead, small ones may be differences of them,
+and the rounding errors of the huge ones are not counted as errors of the small ones.
 
 >>> import numpy as np
 >>> print(f"{relative_error(np.array([-1e9, 4.0]), np.array([-1e9, 5.0])):.2f}")
@@ -20,13 +20,13 @@ import numpy as np
 Array = np.ndarray[Any, Any]
 
 # All are powers of two.
-_GAP = 14  # orders of magnitude without an entry, between what does not count and the other entries
-_HUGE = 13  # the least order of magnitude of what does not count
-# A number so much smaller than another may be all that rounding left of it; a yet smaller one is not.
+_GAP = 14  # orders of magnitude without an entry between fillers and the other entries
+_HUGE = 13  # smallest order of magnitude of a filler
+# In this range relative to a huge number, a small one may be its rounding error; below, it is not.
 _ROUNDING = {"float64": (-66, -44)}
 _ROUNDING_OTHERS = (-66, 0)
-_ROUNDED = (2.0**-66, 2.0**-44)  # what rounding may do to small numbers, relative to huge ones
-_ALIKE = 0.99  # least ratio of two numbers that may be the same filler
+_ROUNDED = (2.0**-66, 2.0**-44)  # rounding errors of small numbers, relative to huge ones
+_ALIKE = 0.99  # smallest ratio of two numbers that may be the same filler
 _NONE = -2000  # of zero
 
 
@@ -69,7 +69,7 @@ def _by_magnitude(sizes: Array, errors: Array, rounding: tuple[int, int]) -> flo
         largest, found = float(sizes[here].max()), errors[here]
         is_rounding = (found > _ROUNDED[0] * computed) & (found < _ROUNDED[1] * computed)
         worst = max(worst, float(np.where(is_rounding, 0.0, found).max()) / largest)
-        if sizes[here].min() < _ALIKE * largest:  # they are no fillers
+        if sizes[here].min() < _ALIKE * largest:  # these are not fillers
             computed = max(computed, largest)
     return worst
 

@@ -113,6 +113,20 @@ def filters(wrapper: Any) -> Tensor:
     return channel_rows(xp.widen(xp.detach(weight)), layer.out_axis, layer.out_groups)
 
 
+class FilterMasker(ChannelMasker):
+    """Score channels by their filters alone."""
+
+    reads_weights = True
+
+    def score(self, wrapper: Any) -> Tensor:
+        """Return the score of each filter of a layer."""
+        return self.score_filters(filters(wrapper))
+
+    def score_filters(self, rows: Tensor) -> Tensor:
+        """Return the importance of each row of a weight matrix; larger is kept."""
+        raise NotImplementedError(f"{type(self).__name__} must override score_filters().")
+
+
 class ChannelPruner(OneShotPruner):
     """Prune whole channels at ``compress()``, by the scores of ``masker_type``.
 

@@ -163,7 +163,7 @@ class CollectingPruner(ChannelPruner):
         *,
         progress: bool = True,
     ) -> None:
-        """Run batches, without training on them, and prune by what they show.
+        """Run batches without training on them, then prune by the collected statistics.
 
         The model is in eval mode meanwhile; its mode is restored afterwards.
 

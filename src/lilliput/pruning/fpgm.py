@@ -17,21 +17,16 @@ True
 
 from __future__ import annotations
 
-from typing import Any
-
 from lilliput.ops.namespace import Tensor, namespace
-from lilliput.pruning.channels import ChannelMasker, ChannelPruner, filters
+from lilliput.pruning.channels import ChannelPruner, FilterMasker
 from lilliput.registry import register_pruner
 
 
-class FPGMMasker(ChannelMasker):
+class FPGMMasker(FilterMasker):
     """Score channels by the distances of their filter to all others of the layer."""
 
-    reads_weights = True
-
-    def score(self, wrapper: Any) -> Tensor:
+    def score_filters(self, rows: Tensor) -> Tensor:
         """Return the sum of distances of each filter."""
-        rows = filters(wrapper)
         xp = namespace(rows)
         return xp.sum(xp.pairwise_distances(rows), axis=1)
 

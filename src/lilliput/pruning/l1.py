@@ -13,21 +13,16 @@ Li et al., "Pruning filters for efficient ConvNets", 2017. The score of a filter
 
 from __future__ import annotations
 
-from typing import Any
-
 from lilliput.ops.namespace import Tensor, namespace
-from lilliput.pruning.channels import ChannelMasker, ChannelPruner, filters
+from lilliput.pruning.channels import ChannelPruner, FilterMasker
 from lilliput.registry import register_pruner
 
 
-class L1NormMasker(ChannelMasker):
+class L1NormMasker(FilterMasker):
     """Score channels by the L1 norm of their filters."""
 
-    reads_weights = True
-
-    def score(self, wrapper: Any) -> Tensor:
+    def score_filters(self, rows: Tensor) -> Tensor:
         """Return the sum of ``|w|`` over each filter."""
-        rows = filters(wrapper)
         xp = namespace(rows)
         return xp.sum(xp.abs(rows), axis=1)
 

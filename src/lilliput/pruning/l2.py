@@ -11,21 +11,16 @@ The score of a filter is ``s_i = sqrt(sum_j w_ij ** 2)``.
 
 from __future__ import annotations
 
-from typing import Any
-
 from lilliput.ops.namespace import Tensor, namespace
-from lilliput.pruning.channels import ChannelMasker, ChannelPruner, filters
+from lilliput.pruning.channels import ChannelPruner, FilterMasker
 from lilliput.registry import register_pruner
 
 
-class L2NormMasker(ChannelMasker):
+class L2NormMasker(FilterMasker):
     """Score channels by the L2 norm of their filters."""
 
-    reads_weights = True
-
-    def score(self, wrapper: Any) -> Tensor:
+    def score_filters(self, rows: Tensor) -> Tensor:
         """Return the Euclidean norm of each filter."""
-        rows = filters(wrapper)
         xp = namespace(rows)
         return xp.sqrt(xp.sum(rows * rows, axis=1))
 

@@ -39,7 +39,7 @@ class LearningPruner(Pruner):
         self.set_wrappers_attribute("is_soft", True)
 
     def first_value(self, wrapper: Any) -> Tensor:
-        """Return the initial value of what is learned for a layer."""
+        """Return the initial value of a layer's learned parameter."""
         raise NotImplementedError(f"{type(self).__name__} must override first_value().")
 
     def penalty(self, wrapper: Any, value: Tensor) -> Tensor:

@@ -15,10 +15,10 @@ repeats others. ``reconstruct`` applies the refit to the model. Scores are compa
 a budget they are divided by the multiplications or parameters saved.
 
 >>> import torch
->>> _ = torch.manual_seed(0)  # by chance another unit might be dead, and go instead
+>>> _ = torch.manual_seed(0)  # another unit might happen to be dead, and be pruned instead
 >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
 >>> with torch.no_grad():
-...     model[0].weight[1] = 0  # what is left of it is its bias, whatever the input
+...     model[0].weight[1] = 0  # its output is its bias, for any input
 >>> pruner = LeastSquaresPruner(model, [{"sparsity": 0.4}], example_inputs=torch.zeros(2, 2))
 >>> pruner.calibrate([torch.randn(64, 2)])
 >>> pruner.compress()[2].weight.ne(0)[0].tolist()[1]

@@ -45,7 +45,7 @@ from lilliput.registry import register_pruner
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_SHARE = 0.2  # of what is left goes in each round, if the rule does not say how many there are
+_SHARE = 0.2  # of the remaining weights are pruned per round, if the rule does not set their number
 
 
 class LotteryRule(SparsityRule):

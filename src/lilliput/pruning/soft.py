@@ -39,7 +39,7 @@ from lilliput.pruning.scheduled import ScheduledPruner
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_BELOW = 1 - 2**-7  # times a number, this is less in any precision that weights have
+_BELOW = 1 - 2**-7  # makes a number smaller in any precision that weights have
 
 
 def magnitudes(weight: Tensor, layer: LayerInfo) -> Tensor:

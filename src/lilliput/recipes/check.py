@@ -17,7 +17,8 @@ from lilliput.recipes.arguments import NAMING, OURS, algorithm_of, options_of
 from lilliput.recipes.faults import Fault
 from lilliput.recipes.goals import GOALS, check_goal
 from lilliput.recipes.order import check_order
-from lilliput.recipes.spec import FOUND, Recipe, verb_of
+from lilliput.recipes.spec import Recipe
+from lilliput.recipes.step_specs import FOUND, verb_of
 
 _RULE = re.compile(r"rule (\d+)(?: → (.*))?")
 

@@ -67,7 +67,7 @@ class ModelEntry(Strict):
 
     @model_serializer(mode="wrap")
     def _as_before(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit what no step of the run has created, so that files of older runs do not change."""
+        """Omit entries that no step of the run has created, so that files of older runs do not change."""
         written: dict[str, Any] = write(self)
         if not self.factorized:
             written.pop("factorized", None)
@@ -156,7 +156,7 @@ def remove_leftovers(folder: Path, kept: set[str]) -> None:
 
 
 def is_ours_only(folder: Path) -> bool:
-    """Whether a folder is empty, or contains only what a run leaves that was killed immediately."""
+    """Whether a folder is empty, or contains only the files of a run that was killed immediately."""
     names = [path.name for path in folder.iterdir()]
     return all(
         name == LOCK or any(x.fullmatch(name) for x in (STATE_FILE, TEMPORARY, _SHRUNK))

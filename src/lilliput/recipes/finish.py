@@ -102,10 +102,10 @@ def _about_simulation(session: Session) -> list[str]:
 def _timed_together(
     session: Session, before: Figures, after: Figures
 ) -> tuple[Figures, Figures, list[str]]:
-    """Time the model as it was and what came out in turns: the machine may have changed meanwhile.
+    """Time the original and the result alternately, since the load of the machine may have changed.
 
-    Where a file came out, the model is also counted and weighed as a file of the same format; if there is
-    none, its bytes are left out. The third value has notes on what is left out.
+    If the result is a file, the original is also measured as a file of that format; if it cannot be
+    written, its bytes are omitted. The third value contains notes on omitted figures.
     """
     from lilliput.measure.receipt import COUNTED, TIMED
     from lilliput.report.measure import measure_all

@@ -10,14 +10,8 @@ from typing import Any
 from lilliput.calling import call
 from lilliput.errors import ConfigError, Problem
 from lilliput.recipes.references import resolve_function
-from lilliput.recipes.spec import (
-    LOSSES,
-    ORIGINAL,
-    Recipe,
-    is_reference,
-    teacher_of,
-    training_of,
-)
+from lilliput.recipes.spec import Recipe
+from lilliput.recipes.step_specs import LOSSES, ORIGINAL, is_reference, teacher_of, training_of
 
 Function = Callable[..., Any]
 

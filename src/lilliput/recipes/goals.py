@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lilliput.errors import ConfigError, nearest
 from lilliput.export.targets.table import TARGETS
 from lilliput.files import write_atomically
-from lilliput.recipes.spec import FOUND, AutoStep, SearchStep
+from lilliput.recipes.step_specs import FOUND, AutoStep, SearchStep
 from lilliput.registry import pruners, quantizers
 
 if TYPE_CHECKING:
@@ -101,15 +101,22 @@ def make_search(session: Session, step: Any, evaluate: Evaluate) -> Any:
     return Search(
         session.model,
         list(DEFAULT_RULES) if step.config is None else step.config,
-        evaluate=evaluate,
         data=session.samples(batches),
-        example_inputs=session.inputs,
-        target=step.target,
-        trials=step.trials,
-        networks=step.networks,
-        seed=session.recipe.seed,
+        **_search_options(session, step, evaluate),
         **given,
     )
+
+
+def _search_options(session: Session, step: Any, evaluate: Evaluate) -> dict[str, Any]:
+    """Return the arguments that :class:`Search` and ``compress`` share."""
+    return {
+        "evaluate": evaluate,
+        "example_inputs": session.inputs,
+        "target": step.target,
+        "trials": step.trials,
+        "networks": step.networks,
+        "seed": session.recipe.seed,
+    }
 
 
 def do_search(session: Session, number: int, evaluate: Evaluate) -> None:
@@ -144,16 +151,11 @@ def do_auto(session: Session, number: int, evaluate: Evaluate) -> None:
         session.model,
         budget=step.auto,
         data=batches,
-        evaluate=evaluate,
         folder=session.folder / f"auto-{number + 1}",
-        example_inputs=session.inputs,
         config_list=step.config,
-        target=step.target,
         epochs=step.epochs,
         hours=step.hours,
-        trials=step.trials,
-        networks=step.networks,
-        seed=session.recipe.seed,
+        **_search_options(session, step, evaluate),
     )
     names = digests_of_files(done.path.parent, done.path.stem)
     for name in sorted(names, key=lambda name: name == done.path.name):  # the main file last
@@ -168,7 +170,7 @@ def do_auto(session: Session, number: int, evaluate: Evaluate) -> None:
 
 
 def forecast(session: Session, number: int, evaluate: Evaluate) -> Forecast:
-    """Return what a step would try, and its duration, by creating and evaluating one network."""
+    """Estimate a step's trials and duration, by creating and evaluating one network."""
     step: Any = session.recipe.steps[number]
     search = make_search(session, step, evaluate)
     layers: dict[int | str, list[str]] = {}

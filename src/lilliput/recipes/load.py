@@ -9,12 +9,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from lilliput.config.files import BadFileError, parse_text, read_bytes
+from lilliput.config.plain_text import BadFileError, parse_text, read_bytes
 from lilliput.errors import ConfigError, Problem, nearest
 from lilliput.recipes.check import check_steps
 from lilliput.recipes.faults import Fault, find_lines, line_of
 from lilliput.recipes.functions import about_model, find_run
-from lilliput.recipes.spec import VERBS, Recipe, is_reference
+from lilliput.recipes.spec import Recipe
+from lilliput.recipes.step_specs import VERBS, is_reference
 
 _SHOWN = 15  # problems that fit on a screen
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from lilliput.errors import MissingExtraError
 from lilliput.export.targets.table import TARGETS, target_named
 from lilliput.extras import is_installed
-from lilliput.recipes.spec import ExportStep, GoalStep, Recipe, SearchStep
+from lilliput.recipes.spec import Recipe
+from lilliput.recipes.step_specs import ExportStep, GoalStep, SearchStep
 
 
 def check_installed(recipe: Recipe, framework: str) -> None:

@@ -6,14 +6,8 @@ from typing import Any
 
 from lilliput.recipes.faults import Fault
 from lilliput.recipes.goals import GOALS, about_found
-from lilliput.recipes.spec import (
-    FOUND,
-    Recipe,
-    epochs_of,
-    is_reference,
-    teacher_of,
-    uses_labels,
-)
+from lilliput.recipes.spec import Recipe
+from lilliput.recipes.step_specs import FOUND, epochs_of, is_reference, teacher_of, uses_labels
 
 
 def check_order(recipe: Recipe) -> list[Fault]:

@@ -20,7 +20,8 @@ from lilliput.recipes.functions import find_functions
 from lilliput.recipes.goals import GOALS, forecast, make_search
 from lilliput.recipes.load import load_recipe
 from lilliput.recipes.references import importable
-from lilliput.recipes.spec import FOUND, FactorizeStep, Recipe, epochs_of
+from lilliput.recipes.spec import Recipe
+from lilliput.recipes.step_specs import FOUND, FactorizeStep, epochs_of
 from lilliput.recipes.steps import evaluate
 from lilliput.recipes.teaching import make_distiller
 from lilliput.recipes.units import title_of, units_of

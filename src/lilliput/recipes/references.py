@@ -13,7 +13,7 @@ from typing import Any
 
 from lilliput.errors import ConfigError, nearest
 from lilliput.frames import is_code_of
-from lilliput.recipes.spec import is_reference
+from lilliput.recipes.step_specs import is_reference
 
 _MOST = 8  # names listed in a message
 

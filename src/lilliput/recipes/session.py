@@ -16,7 +16,8 @@ from lilliput.recipes import fingerprints
 from lilliput.recipes.arguments import make_compressor
 from lilliput.recipes.checkpoint import Checkpoint, CompressorEntry, ModelEntry
 from lilliput.recipes.functions import Functions
-from lilliput.recipes.spec import Recipe, training_of
+from lilliput.recipes.spec import Recipe
+from lilliput.recipes.step_specs import training_of
 from lilliput.recipes.units import Unit, seed_for, units_of
 
 _ROWS = 8  # examples of the first batch used for analysis

@@ -16,7 +16,7 @@ from lilliput.recipes.checkpoint import CompressorEntry, FactorizerEntry
 from lilliput.recipes.framework import export, recover, shrink
 from lilliput.recipes.goals import do_auto, do_search, found_rules, is_needed
 from lilliput.recipes.session import Session
-from lilliput.recipes.spec import epochs_of
+from lilliput.recipes.step_specs import epochs_of
 from lilliput.recipes.teaching import make_distiller
 from lilliput.recipes.units import Unit, title_of
 

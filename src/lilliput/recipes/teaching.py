@@ -10,7 +10,7 @@ from typing import Any
 
 from lilliput.recipes.opening import make_model, make_original
 from lilliput.recipes.session import Session
-from lilliput.recipes.spec import DistillStep, teacher_of, uses_labels
+from lilliput.recipes.step_specs import DistillStep, teacher_of, uses_labels
 
 
 def make_distiller(session: Session, index: int) -> Any:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from lilliput.recipes.arguments import algorithm_of
-from lilliput.recipes.spec import Recipe, epochs_of
+from lilliput.recipes.spec import Recipe
+from lilliput.recipes.step_specs import epochs_of
 
 Kind = Literal[
     "baseline",

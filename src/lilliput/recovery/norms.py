@@ -18,9 +18,7 @@ from typing import Any
 
 from lilliput.errors import AlgorithmError, StageError, UnsupportedModelError
 
-_MOST = (
-    100.0  # by which a variance moves at most: a channel that is next to constant is not blown up
-)
+_MOST = 100.0  # largest change of a variance, so that a nearly constant channel is not amplified
 
 
 @dataclass
@@ -57,9 +55,9 @@ class Moments:
 class Renewal:
     """One batch norm of a pruned model: its inputs, and the resulting statistics.
 
-    Alone, these are the mean and the variance of its inputs. With an original they are chosen such that the
-    output of the norm has, on the same batches, the same mean and variance as in the original: the statistics
-    change by as much as pruning has changed the inputs of the norm, on any batches.
+    Alone, these are the mean and the variance of its inputs. With an original, they are chosen so that the
+    norm's output has the same mean and variance on these batches as in the original: the statistics change
+    only by as much as pruning changed the norm's inputs, whatever the batches are.
 
     Parameters
     ----------

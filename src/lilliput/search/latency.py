@@ -5,12 +5,12 @@ that were timed: the share of the original's time that each layer took in them, 
 the kind of arithmetic, and the latency of the whole network relative to the original's. Original
 and network are timed alternately, so that the load of the machine cancels.
 
-An estimate adds up the layers of a config list: as timed where a layer was timed at that shape, else by a
-fit over the shapes at which it was (constant, inputs, outputs, and their product). Kernels work on blocks of
-channels, so that time rises in steps: shapes are rounded up to the block with which fits best foretell points
-that were left out. A whole network takes a factor of that, and what a call costs whatever is called: of a
-small network, a large part. Its error is what estimates of timed networks are off, each made from the other
-networks.
+An estimate is the sum over the layers of a config list: the measured time of a layer that was timed at that
+shape, otherwise a fit over the shapes at which it was timed (constant, inputs, outputs, and their product).
+Kernels work on blocks of channels, so time rises in steps: shapes are rounded up to the block size whose
+fits best predict held-out points. A whole network takes a factor times that sum plus a fixed cost per call,
+which is a large part of a small network. The error of an estimate is measured by leave-one-out: each timed
+network is estimated from the others.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ Shape = tuple[int, ...]
 Key = tuple[str, Shape, str]  # layer, shape of its weight, kind of arithmetic
 _LEAST = 0.05  # of the smallest time of a layer: lower limit of a fit
 _RIDGE = 1e-4
-_FEWEST = 5  # points of a layer from which a block can be told
-_BLOCKS = (1, 4, 8, 16, 32)  # channels that kernels may take at a time
-_BETTER = 0.9  # of the error without blocks: what is not better by a tenth is chance
+_FEWEST = 5  # points of a layer needed to determine a block
+_BLOCKS = (1, 4, 8, 16, 32)  # channels that kernels may process at a time
+_BETTER = 0.9  # of the error without blocks: a gain of less than a tenth may be noise
 _BEFORE = " before "
 _APART = 0.1  # of the largest network: the smallest difference that shows the constant per call
 
@@ -209,8 +209,8 @@ class Times:
     def block(self, kind: str) -> int:
         """Return how many channels the kernels of an arithmetic take at a time.
 
-        Each point of each layer is estimated from the layer's other points; the block with the smallest
-        total of squared errors is it, if it is clearly better than none.
+        Each point of each layer is predicted from the layer's other points; the block with the smallest sum
+        of squared errors is chosen, if it is clearly better than no blocks.
         """
         if kind not in self._blocks:
             layers = [self._points(*key) for key in self.seen if own_kind(key[1]) == kind]
@@ -259,8 +259,8 @@ def own_kind(kind: str) -> str:
 def _whole(networks: Sequence[Network]) -> tuple[float, float]:
     """Return factor and constant by which whole networks exceed the sum of their kernels.
 
-    The line through networks by medians (Theil and Sen), so that a disturbed one does not move it. A
-    negative constant would be noise, and it cannot be determined without networks of different sizes.
+    The line through networks by medians (Theil-Sen), which a single disturbed one does not move. A negative
+    constant would be noise, and it cannot be determined without networks of different sizes.
     """
     if not networks:
         return 1.0, 0.0
@@ -302,7 +302,7 @@ def _left_out(points: Sequence[tuple[Shape, float]], block: int) -> float:
 
 
 def _rounded(shape: Shape, block: int) -> Shape:
-    """Return a shape in whole blocks; of sizes that never change, such as a kernel's, it does not matter."""
+    """Return a shape in whole blocks; for sizes that never change, such as a kernel's, it has no effect."""
     return tuple(-(-n // block) * block for n in shape)
 
 

@@ -1,4 +1,4 @@
-"""Hashes of what results depend on, so that changes of batches, functions and files are noticed.
+"""Hash everything that results depend on, so that changes of batches, functions and files are noticed.
 
 >>> import numpy as np
 >>> digest_of_values([np.zeros(2)]) == digest_of_values([np.zeros(2)])
@@ -70,7 +70,7 @@ def _array(value: Any) -> Any:
 
 
 def _described(code: CodeType) -> list[Any]:
-    """Return what a function does, but not where it is defined."""
+    """Return the behaviour of a function, regardless of where it is defined."""
     constants = [
         _described(x) if isinstance(x, CodeType) else repr(x)
         for x in code.co_consts

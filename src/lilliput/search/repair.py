@@ -1,8 +1,8 @@
 """repair: raise bits and restore channels where it matters, at the least cost, until a drop is met.
 
-A config list that loses too much is taken as the most aggressive choice of every layer; milder ones are a
-part of its sparsity, eight bits, and floating point. For a bound on the total score, the cheapest choice
-within it is found exactly; the loosest bound at which the real metric is met is found by bisection.
+The given config list, which loses too much, is the most aggressive choice of every layer; milder choices
+are a fraction of its sparsity, eight bits, and floating point. For a bound on the total score, the cheapest
+choice within it is found exactly; the loosest bound at which the real metric is met is found by bisection.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from lilliput.ops.fakequant import covering, fake_quantize
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.pruning.least_squares import readers_of
 from lilliput.quantization.grids import grid_for
-from lilliput.quantization.ptq import best_scales
+from lilliput.quantization.weight_scales import best_scales
 from lilliput.search.space import Decision, Space
 
 Array = NDArray[np.float64]
@@ -36,7 +36,7 @@ _UNKNOWN = 1e3  # times the largest score, for choices of layers that no gradien
 
 
 def find_scores(space: Space, batches: Iterable[Any], keeps_means: bool = False) -> list[Array]:
-    """Return for each decision the score of each of its choices; the model is left as it was.
+    """Return the score of each choice of each decision; the model is not changed.
 
     Parameters
     ----------
@@ -177,7 +177,7 @@ class _Scores:
         return task
 
     def _is_about_weights(self, decision: Decision) -> bool:
-        """Whether no choice rounds what the layer reads."""
+        """Whether no choice quantizes the layer's input."""
         layers = [
             self.space.quantized(decision.layers[0], bits)
             for bits in decision.choices

@@ -22,10 +22,10 @@ from lilliput.search.solve import Array, Choice, Term, nearest_to, solve, total
 from lilliput.search.timing import Clock
 
 log = logging.getLogger("lilliput")
-_ROUNDING = 1e-6  # of a limit: what a measured number may exceed it by
-_MEASURED = 4  # networks that are measured for each trial that is allowed, at most
+_ROUNDING = 1e-6  # of a limit, by which a measurement may exceed it
+_MEASURED = 4  # networks measured per allowed trial, at most
 _TIGHT = 0.01  # of a budget: no network is so small
-_ROUNDS = 8  # of solving, measuring, and solving again with what was learned
+_ROUNDS = 8  # of solving, measuring, and solving again with corrected costs
 
 
 class OutOfTimeError(LilliputError):

@@ -28,7 +28,7 @@ from lilliput.store import digest_of
 
 log = logging.getLogger("lilliput")
 
-_OPENED = 3  # times: where the weights of a file lie in memory changes its speed by percents
+_OPENED = 3  # times: the position of weights in memory changes the speed by a few percent
 _RUNS = 14  # of the whole network and of the original, alternately, each time
 _SECONDS = 0.5  # for each
 _PROFILED = 15

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
-from lilliput.errors import ConfigError, LilliputError, UnsupportedModelError
+from lilliput.errors import ConfigError
 from lilliput.frameworks import part_for
-from lilliput.frameworks.shrinking import Options, Shrinking, Shrunk
+from lilliput.frameworks.shrinking import Options, Shrinking
 from lilliput.garbage import uncollected
-from lilliput.measure.receipt import Receipt
-from lilliput.measure.timing import figures_of, how_to_measure_model, time_calls
+from lilliput.speedup.before_after import receipt_of_cut
 from lilliput.speedup.result import SpeedupResult
-
-_RUNS, _SECONDS = 20, 0.05  # of timing a model for the receipt, at most,
-_FEWEST = 4  # calls, which make two readings
 
 
 def speedup(
@@ -86,7 +81,7 @@ def speedup(
     with uncollected():
         made = part.shrink(model, example_inputs, options)
         seconds = time.perf_counter() - start
-        receipt = _known(_receipt_now(made)) if part.RUNS_AT_ONCE else _later(made)
+        take_receipt = receipt_of_cut(made, is_now=part.RUNS_AT_ONCE)
     return SpeedupResult(
         model=made.model,
         plan=made.plan,
@@ -99,53 +94,5 @@ def speedup(
         notes=made.notes,
         source=made.source,
         example_inputs=example_inputs,
-        _take_receipt=receipt,
-    )
-
-
-def _later(made: Shrunk) -> Callable[[], Receipt]:
-    return lambda: _receipt_of(made)
-
-
-def _known(receipt: Receipt) -> Callable[[], Receipt]:
-    """Return a function that returns a receipt, without keeping the larger model alive."""
-    return lambda: receipt
-
-
-def _receipt_now(made: Shrunk) -> Receipt:
-    """Take the receipt; say what it means if a model that was just checked does not run."""
-    try:
-        return _receipt_of(made)
-    except LilliputError:
-        raise
-    except Exception as error:
-        raise UnsupportedModelError(
-            f"{type(made.model).__name__} passed its check and failed when it was timed ({error}), so what "
-            "it computes depends on chance or on earlier calls. It has been cut: start again from the "
-            "original, and make its forward compute the same in each call in evaluation."
-        ) from error
-
-
-def _receipt_of(made: Shrunk) -> Receipt:
-    """Time the model before and after, for a moment, and put that beside the counts."""
-    how = how_to_measure_model(made.before)
-    models = (made.before, how.untouched(made.model))
-    inputs = how.fresh(made.inputs)
-    batch = how.batch(made.before, inputs)
-    calls = [how.caller(model, inputs) for model in models]
-    times = time_calls(calls, _RUNS, _SECONDS, warm_up=1, fewest=_FEWEST)
-    before, after = (
-        figures_of(
-            name,
-            f"{how.runtime()}, batch {batch}",
-            {**how.stored(models[i]), "macs": made.macs[i] // batch},
-            times[i],
-        )
-        for i, name in enumerate(("before", "after"))
-    )
-    return Receipt(
-        before,
-        after,
-        max_difference=made.error,
-        difference_to="the masked model, relative to its largest output",
+        _take_receipt=take_receipt,
     )

@@ -41,7 +41,7 @@ def expect_same_parts(now: Mapping[str, Any], then: Mapping[str, Any], when: str
 
 
 def _difference(after: Any, before: Any) -> str:
-    """Return what is new and what is missing, or both values if that is not informative.
+    """Return the added and the missing entries, or both values if that is not informative.
 
     Examples
     --------

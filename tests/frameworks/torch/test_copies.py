@@ -1,101 +1,113 @@
-"""Copies of module trees are those of copy.deepcopy, only made faster."""
-
-import copy
+"""Copies of models that the analysis works on."""
 
 import pytest
 import torch
 from torch import nn
 
-from lilliput.frameworks.torch.copies import copy_tree
-from lilliput.frameworks.torch.sidecar import mask_of
-from lilliput.torch import L1NormPruner, LevelPruner
+from lilliput.errors import UnsupportedModelError
+from lilliput.frameworks.torch.copies import copy_model, whole_copy
+from lilliput.torch import L1NormPruner, preflight, speedup
 
 
-class Stateful(nn.Linear):
-    """Says itself what of it is copied."""
+class Knotted(nn.Module):
+    """Refers to its own parts in several ways."""
 
     def __init__(self):
-        super().__init__(4, 4)
-        self.calls = [1, 2]
-
-    def __getstate__(self):
-        return {**self.__dict__, "calls": []}
-
-
-class Packed(nn.Linear):
-    """Gives its state as something other than a dict."""
-
-    def __getstate__(self):
-        return [self.__dict__]
-
-    def __setstate__(self, state):
-        super().__setstate__(state[0])
+        super().__init__()
+        self.one = nn.Linear(3, 3)
+        self.again = self.one
+        self.tied = nn.Linear(3, 3)
+        self.tied.weight = self.one.weight
+        self.listed = [self.one, {"last": self.tied}]
+        self.owner = (self,)
+        self.gains = {self.one: 2.0}
+        self.sizes, self.names = (3, 3), {"one", "tied"}
+        self.register_buffer("steps", torch.zeros(2), persistent=False)
 
 
-class Counted(nn.Linear):
-    """Is copied by a method of its own."""
-
-    def __deepcopy__(self, memo):
-        twin = nn.Linear(4, 4)
-        twin.is_counted = True
-        return twin
-
-
-def masked(pruner=L1NormPruner):
-    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2)).eval()
-    options = {"example_inputs": torch.randn(2, 6)} if pruner is L1NormPruner else {}
-    return pruner(model, [{"op_names": ["0"], "sparsity": 0.5}], **options).compress()
-
-
-@pytest.mark.parametrize("pruner", [L1NormPruner, LevelPruner])
-def test_a_masked_model_is_copied_as_by_deepcopy(pruner):
-    model = masked(pruner)
-    expected, twin = copy.deepcopy(model), copy_tree(model, {})
-    assert [type(m) for m in twin.modules()] == [type(m) for m in expected.modules()]
-    own = {id(m) for m in model.modules()}
-    assert not own & {id(m) for m in twin.modules()}
-    state = twin.state_dict()
-    assert state.keys() == expected.state_dict().keys()
-    assert all(torch.equal(x, state[name]) for name, x in expected.state_dict().items())
-    pointers = {t.data_ptr() for t in model.state_dict().values()}
-    assert not pointers & {t.data_ptr() for t in state.values()}
+def test_a_copy_is_knotted_as_its_original_is():
+    model = Knotted()
+    twin = copy_model(model)
+    assert twin.again is twin.one is twin.listed[0]
+    assert twin.tied is twin.listed[1]["last"] and twin.owner == (twin,)
+    assert twin.tied.weight is twin.one.weight and twin.gains == {twin.one: 2.0}
+    assert vars(twin).keys() == vars(model).keys()
+    pairs = zip(twin.modules(), model.modules(), strict=True)
+    assert all(a is not b and type(a) is type(b) for a, b in pairs)
+    for name in ("_forward_hooks", "_non_persistent_buffers_set", "names", "steps"):
+        assert getattr(twin, name) is not getattr(model, name)
+    assert twin._non_persistent_buffers_set == {"steps"} and twin.sizes == (3, 3)
+    for a, b in zip(twin.parameters(), model.parameters(), strict=True):
+        assert torch.equal(a, b) and a.data_ptr() != b.data_ptr()
 
 
-def test_a_copy_of_a_masked_model_holds_its_own_zeros():
-    model = masked()
-    twin = copy_tree(model, {})
-    with torch.no_grad():
-        twin[0].weight.add_(1)
-    gone = mask_of(twin[0], "weight") == 0
-    assert gone.any()
-    assert not twin[0].weight[gone].any()
-    twin(torch.randn(2, 6)).sum().backward()
-    assert not twin[0].weight.grad[gone].any()
-    assert model[0].weight.grad is None
-    wrapper = next(iter(twin[0].lilliput._modules.values()))
-    assert wrapper.layer_info.module is twin[0]
+def test_tensors_that_were_computed_are_copied():
+    model = nn.Sequential(nn.Linear(3, 3))
+    model.table = model[0].weight.sum(1)
+    model[0]._parameters["weight"] = model[0].weight * 1.0
+    for twin in (copy_model(model), whole_copy(model)):
+        assert torch.equal(twin[0].weight, model[0].weight) and twin[0].weight.is_leaf
+    assert torch.equal(twin.table, model.table) and twin.table is not model.table
 
 
-def test_what_modules_share_is_shared_in_the_copy():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    model[1].weight = model[0].weight
-    model[0].both = [model[1], (model[0], 3)]
-    twin = copy_tree(model, {})
-    assert twin[0].weight is twin[1].weight
-    assert twin[0].both[0] is twin[1]
-    assert twin[0].both[1] == (twin[0], 3)
+def test_a_copy_is_made_as_the_class_says():
+    class Own(nn.Module):
+        def __deepcopy__(self, memo):
+            memo[id(self)] = self
+            return self
+
+    model = nn.Sequential(Own(), nn.LSTM(2, 3))
+    twin = copy_model(model)
+    assert twin[0] is model[0]
+    assert twin[1]._flat_weights[0] is twin[1].weight_ih_l0
 
 
-def test_states_that_modules_make_for_the_copy_are_not_taken_for_one_another():
-    """Each is a new object, whose identity is free again once it is copied."""
-    model = nn.Sequential(*(Stateful() for _ in range(50)))
-    twin = copy_tree(model, {})
-    assert [m.calls for m in twin] == [[]] * 50
-    assert [m.calls for m in model] == [[1, 2]] * 50
-    assert len({id(m.calls) for m in twin}) == 50
+class Adapted(nn.Linear):
+    """Merges its adapter into the weight for evaluation, as loralib does."""
+
+    def __init__(self, size):
+        super().__init__(size, size)
+        self.down, self.up = (nn.Parameter(torch.randn(*x)) for x in ((2, size), (size, 2)))
+        self.is_merged = False
+
+    def train(self, mode=True):
+        super().train(mode)
+        if mode == self.is_merged:
+            self.weight.data += (self.up @ self.down) * (-1 if mode else 1)
+            self.is_merged = not mode
+        return self
+
+    def forward(self, x):
+        added = 0 if self.is_merged else x @ self.down.T @ self.up.T
+        return super().forward(x) + added
 
 
-def test_classes_that_copy_themselves_do():
-    assert copy_tree(nn.Sequential(Counted(4, 4)), {})[0].is_counted
-    packed = Packed(4, 4)
-    assert torch.equal(copy_tree(nn.Sequential(packed), {})[0].weight, packed.weight)
+def adapted():
+    torch.manual_seed(0)
+    layers = nn.Linear(6, 8), nn.ReLU(), Adapted(8), nn.ReLU(), nn.Linear(8, 3)
+    return nn.Sequential(*layers), torch.randn(4, 6)
+
+
+def test_weights_that_are_merged_in_evaluation_stay_as_they_are_in_training():
+    model, x = adapted()
+    before = model[2].weight.detach().clone()
+    preflight(model, x)
+    pruner = L1NormPruner(model, [{"op_names": ["0"], "sparsity": 0.5}], example_inputs=x)
+    pruner.compress()
+    keep = pruner.get_modules_wrapper()[0].weight_mask.any(1)
+    assert torch.equal(model[2].weight[:, keep], before[:, keep]) and not model[2].is_merged
+
+
+def test_a_model_that_would_merge_weights_is_cut_in_evaluation_only():
+    model, x = adapted()
+    model.eval()
+    pruner = L1NormPruner(model, [{"op_names": ["0"], "sparsity": 0.5}], example_inputs=x)
+    pruner.compress()
+    model[2].train()  # alone: the model may be in evaluation
+    with pytest.raises(UnsupportedModelError, match="changes '2.weight'.*call model.eval"):
+        speedup(model, x)
+    model.eval()
+    expected = model(x)
+    small = speedup(model, x).model
+    assert small[0].out_features == 4
+    assert torch.allclose(small(x), expected, atol=1e-5)

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from lilliput.errors import UnsupportedModelError
-from lilliput.frameworks.torch import build, shrink, verify
+from lilliput.frameworks.torch import build, verify
 from lilliput.frameworks.torch.cutting import clear_, cut_all
 from lilliput.frameworks.torch.perturb import Noise
 from lilliput.frameworks.torch.precision import keep, load_in_parts, run_contiguous
+from lilliput.frameworks.torch.trials import Trials
 from lilliput.frameworks.torch.verify import make_references
 from lilliput.graph.cuts import Cut
 from lilliput.torch import L1NormPruner, speedup
@@ -147,10 +148,8 @@ class Remembers(nn.Module):
 
 def test_widths_are_checked_along_with_the_cut(monkeypatch):
     tried = []
-    original = shrink._Work._try
-    monkeypatch.setattr(
-        shrink._Work, "_try", lambda self, *args: tried.append(1) or original(self, *args)
-    )
+    original = Trials.run
+    monkeypatch.setattr(Trials, "run", lambda self, plan: tried.append(1) or original(self, plan))
     model, x = Remembers().eval(), torch.randn(2, 6)
     L1NormPruner(model, RULES, example_inputs=x).compress()
     result = speedup(model, x)

@@ -6,13 +6,21 @@ import pytest
 from models_to_export import data, layers, quantized, sequential
 
 from lilliput.errors import ExportError, MissingExtraError, StageError
+from lilliput.export.arguments import OnnxSettings
 from lilliput.export.keras import transfer
-from lilliput.export.keras.transfer import export_elsewhere
+from lilliput.export.keras.litert_file import LiteRTSettings
+from lilliput.export.keras.transfer import ExportTask, export_elsewhere
 from lilliput.frameworks.keras.export.simulation import as_inputs
 from lilliput.keras import LevelPruner, PTQQuantizer, Quantizer, export_litert
 
-LITERT = {"io": "float", "dynamic_batch": True, "check": True, "min_sqnr": 30.0}
-ONNX = {"target": "onnxruntime", "dynamic_batch": True, "opset": 21, "check": True}
+LITERT = LiteRTSettings(io="float", dynamic_batch=True, check=True, min_sqnr=30.0)
+ONNX = OnnxSettings("onnxruntime", dynamic_batch=True, check=True, min_sqnr=30.0, assume_vnni=False)
+
+
+def export_there(kind, model, place, x, settings, batches=()):
+    """Export in the other process, also from TensorFlow."""
+    calls = [as_inputs(batch) for batch in batches]
+    return export_elsewhere(kind, ExportTask(model, place, as_inputs(x), calls, settings))
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +40,7 @@ def test_a_litert_file_comes_back_with_its_result(pruned_and_quantized, tmp_path
     model, _, x = pruned_and_quantized
     place = tmp_path / "model.tflite"
     if keras.backend.backend() == "tensorflow":
-        result = export_elsewhere("litert", model, place, as_inputs(x), [as_inputs(x[:2])], LITERT)
+        result = export_there("litert", model, place, x, LITERT, [x[:2]])
     else:
         result = export_litert(model, place, x, calibration=[x[:2]])
     assert result.path == place and result.bytes == place.stat().st_size
@@ -52,8 +60,7 @@ def test_an_onnx_file_comes_back_and_so_do_coarser_scales(tmp_path):
     model.get_layer("dense").kernel.assign(np.full((64, 16), 0.5))
     quantizer = quantized(model, x)
     (wrapper,) = quantizer.get_modules_wrapper()
-    settings = {**ONNX, "min_sqnr": 30.0, "assume_vnni": False}
-    result = export_elsewhere("onnx", model, tmp_path / "model.onnx", as_inputs(x), [], settings)
+    result = export_there("onnx", model, tmp_path / "model.onnx", x, ONNX)
     assert result.cpu is not None and not result.cpu.has_vnni
     assert result.guarded[0].layer == "dense" and result.layers[0].kernel == "QGemm"
     assert float(keras.ops.max(wrapper.weight_coarse)) > 1.1
@@ -64,7 +71,7 @@ def test_what_is_wrong_there_is_raised_here(tmp_path):
     model, x = sequential((6,), layers.Dense(4)), data(2, 6)
     PTQQuantizer(model, [{"op_types": ["Dense"]}]).compress()
     with pytest.raises(StageError, match="not known yet"):
-        export_elsewhere("litert", model, tmp_path / "m.tflite", as_inputs(x), [], LITERT)
+        export_there("litert", model, tmp_path / "m.tflite", x, LITERT)
     assert not list(tmp_path.iterdir())
 
 
@@ -76,14 +83,14 @@ def test_a_class_that_cannot_be_imported_is_refused(tmp_path):
     model, x = sequential((6,), layers.Dense(4)), data(2, 6)
     Local(model, [{"op_types": ["Dense"]}]).compress()
     with pytest.raises(ExportError, match=r"Local cannot be moved there.*KERAS_BACKEND=tensorflow"):
-        export_elsewhere("litert", model, tmp_path / "m.tflite", as_inputs(x), [], LITERT)
+        export_there("litert", model, tmp_path / "m.tflite", x, LITERT)
 
 
 def test_tensorflow_is_asked_for_where_it_is_missing(tmp_path, monkeypatch):
     monkeypatch.setattr(transfer, "find_spec", lambda name: None)
     model, x = sequential((6,), layers.Dense(4)), data(2, 6)
     with pytest.raises(MissingExtraError, match=r"pip install 'lilliput\[litert\]'"):
-        export_elsewhere("litert", model, tmp_path / "m.tflite", as_inputs(x), [], LITERT)
+        export_there("litert", model, tmp_path / "m.tflite", x, LITERT)
 
 
 class Unsaved(keras.Model):
@@ -104,4 +111,4 @@ def test_a_model_that_cannot_be_saved_is_refused(tmp_path):
     model, x = Unsaved(layers.Dense(4)), data(2, 6)
     model(x)
     with pytest.raises(ExportError, match=r"cannot be moved there.*get_config\(\)"):
-        export_elsewhere("litert", model, tmp_path / "m.tflite", as_inputs(x), [], LITERT)
+        export_there("litert", model, tmp_path / "m.tflite", x, LITERT)

@@ -12,7 +12,7 @@ from digits_twins import SIDES, channels_last, keras_net, keras_trained, same_an
 
 import lilliput.keras
 from lilliput.errors import AlgorithmError, ConfigError
-from lilliput.frameworks.keras.instrument import sidecar_of
+from lilliput.frameworks.keras.sidecar import sidecar_of
 from lilliput.search.costs import Counts
 from lilliput.search.scores import find_scores
 from lilliput.search.solve import total

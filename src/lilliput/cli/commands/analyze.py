@@ -106,7 +106,7 @@ def _set_seed(seed: int, model: str) -> None:
 
     from lilliput.recipes.fingerprints import seed_python
     from lilliput.recipes.framework import loop_named
-    from lilliput.recipes.spec import is_reference
+    from lilliput.recipes.step_specs import is_reference
 
     if is_reference(model):
         load_function(model, "model")  # imports its framework, so that the seed reaches it

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from lilliput.errors import ExportError
-from lilliput.export.arguments import check_options, checked_path, write_file
+from lilliput.export.arguments import checked_path, write_file
 from lilliput.export.keras.loops import loop_layers
-from lilliput.export.keras.transfer import write_by_tensorflow
+from lilliput.export.keras.transfer import ExportTask, write_by_tensorflow
 from lilliput.export.result import ExportResult
 from lilliput.frameworks import part_of
-from lilliput.frameworks.exporting.simulation import Inputs, Simulating
+from lilliput.frameworks.exporting.simulation import Simulating
 
 
 @dataclass(frozen=True)
@@ -93,21 +92,13 @@ def export_litert(
     place = checked_path(path, ".tflite")
     if io not in ("float", "int8"):
         raise ExportError(f"io: received {io!r}, expected 'float' or 'int8'.")
-    check_options(min_sqnr, calibration)
-    model = part_of("keras", "export.simulation").model_of(quantizer_or_model)
     settings = LiteRTSettings(io, dynamic_batch, check, min_sqnr)
     return write_by_tensorflow(
-        "litert", write_litert, model, place, example_inputs, calibration, settings
+        "litert", write_litert, quantizer_or_model, place, example_inputs, calibration, settings
     )
 
 
-def write_litert(
-    model: Any,
-    place: Path,
-    inputs: Inputs,
-    batches: list[Inputs],
-    settings: LiteRTSettings,
-) -> ExportResult:
+def write_litert(task: ExportTask) -> ExportResult:
     """Do the work of :func:`export_litert`, in a process whose Keras runs on TensorFlow."""
     from lilliput.export.keras.litert.build import build, integer_ends, name_ends, serialize
     from lilliput.export.keras.litert.check import check_file
@@ -116,6 +107,8 @@ def write_litert(
     from lilliput.export.keras.litert.notes import find_notes
     from lilliput.export.keras.litert.weights import known_weights
 
+    model, inputs = task.model, task.inputs
+    settings: LiteRTSettings = task.settings
     part: Simulating = part_of("keras", "export.simulation")
     simulation = part.simulate(model, inputs)
     known = known_weights(model, simulation)  # before tracing, when variables can be read
@@ -130,9 +123,9 @@ def write_litert(
         integer_ends(draft, names, simulation.names)
     name_ends(draft, names, simulation.names)
     data = serialize(draft)
-    result = ExportResult(place, len(data), "litert", layers=layers, notes=notes)
+    result = ExportResult(task.place, len(data), "litert", layers=layers, notes=notes)
     if settings.check:
-        check_file(result, data, draft, simulation, settings.min_sqnr, batches)
-    write_file(place, data)
+        check_file(result, data, draft, simulation, settings.min_sqnr, task.batches)
+    write_file(task.place, data)
     result.layers += loop_layers(loops, model, inputs, "WHILE float32", settings.dynamic_batch)
     return result

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-from lilliput.export.arguments import OnnxSettings, check_onnx, check_options, checked_path
+from lilliput.export.arguments import OnnxSettings, check_onnx, checked_path
 from lilliput.export.guard.cpu import cpu_for
 from lilliput.export.guard.on_model import kept_if_done, simulate_guarded
 from lilliput.export.keras.loops import loop_layers
-from lilliput.export.keras.transfer import write_by_tensorflow
+from lilliput.export.keras.transfer import ExportTask, write_by_tensorflow
 from lilliput.export.result import ExportResult
 from lilliput.extras import require
 from lilliput.frameworks import part_of
-from lilliput.frameworks.exporting.simulation import Inputs, Simulating
+from lilliput.frameworks.exporting.simulation import Simulating
 
 
 def export_onnx(
@@ -63,24 +62,16 @@ def export_onnx(
         As in :func:`lilliput.keras.export_litert`, whose result and errors it shares.
     """
     place = checked_path(path, ".onnx")
-    check_options(min_sqnr, calibration)
     _require_onnx()
     check_onnx(target, opset)
-    model = part_of("keras", "export.simulation").model_of(quantizer_or_model)
-    settings = OnnxSettings(target, dynamic_batch, check, min_sqnr, assume_vnni, opset)
     cpu_for(assume_vnni, target)  # raises
+    settings = OnnxSettings(target, dynamic_batch, check, min_sqnr, assume_vnni, opset)
     return write_by_tensorflow(
-        "onnx", write_onnx, model, place, example_inputs, calibration, settings
+        "onnx", write_onnx, quantizer_or_model, place, example_inputs, calibration, settings
     )
 
 
-def write_onnx(
-    model: Any,
-    place: Path,
-    inputs: Inputs,
-    batches: list[Inputs],
-    settings: OnnxSettings,
-) -> ExportResult:
+def write_onnx(task: ExportTask) -> ExportResult:
     """Do the work of :func:`export_onnx`, in a process whose Keras runs on TensorFlow."""
     from lilliput.export.keras.onnx.convert import draft_of
     from lilliput.export.keras.onnx.rewrite import rewrite
@@ -89,11 +80,12 @@ def write_onnx(
     from lilliput.export.onnx_file import write_draft
     from lilliput.export.passes.finish import finish
 
-    part: Simulating = part_of("keras", "export.simulation")
+    settings: OnnxSettings = task.settings
     target = settings.target
     cpu = cpu_for(settings.assume_vnni, target)
-    with kept_if_done(model):
-        simulation, guarded = simulate_guarded(part, model, inputs, batches, cpu)
+    part: Simulating = part_of("keras", "export.simulation")
+    with kept_if_done(task.model):
+        simulation, guarded = simulate_guarded(part, task.model, task.inputs, task.batches, cpu)
         draft = draft_of(simulation, settings.dynamic_batch, settings.opset)
         write_weights(draft, simulation)
         rewrite(draft)
@@ -102,9 +94,10 @@ def write_onnx(
         finish(draft, target, simulation.names)
         loops = [str(node.name) for node in draft.graph if node.op_type in ("Loop", "Scan")]
         layers = list_layers(draft.graph)
-        result = ExportResult(place, 0, target, layers=layers, guarded=guarded, cpu=cpu)
-        write_draft(draft, simulation, result, batches, settings.wanted_sqnr)
-        result.layers += loop_layers(loops, model, inputs, "Loop", settings.dynamic_batch)
+        result = ExportResult(task.place, 0, target, layers=layers, guarded=guarded, cpu=cpu)
+        write_draft(draft, simulation, result, task.batches, settings.wanted_sqnr)
+        is_dynamic = settings.dynamic_batch
+        result.layers += loop_layers(loops, task.model, task.inputs, "Loop", is_dynamic)
         simulation.forget()
     return result
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ import numpy as np
 
 from lilliput import errors
 from lilliput.errors import ExportError, LilliputError, MissingExtraError
-from lilliput.export.arguments import write_file
+from lilliput.export.arguments import check_options, write_file
 from lilliput.export.guard.cpu import Cpu
 from lilliput.export.guard.on_model import quantizers_on, sample_inputs, set_scales
 from lilliput.export.result import ExportResult, Guarded
@@ -39,22 +39,46 @@ _SAME = 10.0  # dB: two backends of the same model, with different rounding
 _OWN = ("op_types", "op_names")
 
 
+@dataclass(frozen=True, eq=False)
+class ExportTask:
+    """What to write where.
+
+    Parameters
+    ----------
+    place : Path
+        The file to write.
+    inputs : Inputs
+        Arguments of the model, for tracing.
+    batches : list of Inputs
+        Other arguments, to compare on.
+    settings : LiteRTSettings or OnnxSettings
+        How to write it.
+    """
+
+    model: Any
+    place: Path
+    inputs: Inputs
+    batches: list[Inputs]
+    settings: Any
+
+
 def write_by_tensorflow(
     format_: str,
-    write: Callable[..., ExportResult],
-    model: Any,
+    write: Callable[[ExportTask], ExportResult],
+    quantizer_or_model: Any,
     place: Path,
     example_inputs: Any,
     calibration: Iterable[Any] | None,
     settings: Any,
 ) -> ExportResult:
-    """Return what ``write(model, place, inputs, batches, settings)`` returns under TensorFlow."""
-    inputs, batches = _gather_inputs(model, example_inputs, calibration)
-    if part_of("keras", "export.moving").backend_name() != "tensorflow":
-        result = export_elsewhere(format_, model, place, inputs, batches, asdict(settings))
-    else:
-        result = write(model, place, inputs, batches, settings)
+    """Return what ``write(task)`` returns under TensorFlow."""
+    check_options(settings.min_sqnr, calibration)
     part = part_of("keras", "export.simulation")
+    model = part.model_of(quantizer_or_model)
+    inputs, batches = _gather_inputs(model, example_inputs, calibration)
+    task = ExportTask(model, place, inputs, batches, settings)
+    is_here = part_of("keras", "export.moving").backend_name() == "tensorflow"
+    result = write(task) if is_here else export_elsewhere(format_, task)
 
     def write_float(path: Path) -> None:
         plain, _ = part.plain_source(model, inputs[0])
@@ -78,27 +102,21 @@ def _gather_inputs(
     return (seen[0], seen[1:]) if seen else (part.examples_for(model), [])
 
 
-def export_elsewhere(
-    kind: str,
-    model: Any,
-    place: Path,
-    inputs: Inputs,
-    batches: list[Inputs],
-    settings: dict[str, Any],
-) -> ExportResult:
+def export_elsewhere(kind: str, task: ExportTask) -> ExportResult:
     """Export a model in a process with TensorFlow; ``kind`` is 'litert' or 'onnx'."""
+    model, place, inputs = task.model, task.place, task.inputs
     if find_spec("tensorflow") is None:
         raise MissingExtraError(part_of("keras", "export.trace").NEEDS_TENSORFLOW)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         part = part_of("keras", "export.moving")
         part.save_model(model, folder / MODEL)
-        job: dict[str, Any] = {"kind": kind, "settings": settings, "file": f"model{place.suffix}"}
-        job |= {"quantizers": _save_quantizers(model, folder)}
+        job: dict[str, Any] = {"kind": kind, "settings": asdict(task.settings)}
+        job |= {"file": f"model{place.suffix}", "quantizers": _save_quantizers(model, folder)}
         arrays = part.masks_of(model)
         job["masks"] = list(arrays)
         arrays = {f"mask {i}": x for i, x in enumerate(arrays.values())}
-        job["calls"] = [_packed(call_, arrays) for call_ in (inputs, *batches)]
+        job["calls"] = [_packed(call_, arrays) for call_ in (inputs, *task.batches)]
         np.savez(folder / ARRAYS, **arrays)
         (folder / JOB).write_text(json.dumps(job))
         report = _run(folder)

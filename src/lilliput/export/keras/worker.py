@@ -17,7 +17,7 @@ from lilliput.export.arguments import OnnxSettings
 from lilliput.export.guard.on_model import scales_of
 from lilliput.export.keras.litert_file import LiteRTSettings, write_litert
 from lilliput.export.keras.onnx_file import write_onnx
-from lilliput.export.keras.transfer import ARRAYS, JOB, MODEL, REPORT, RESULT, unpacked
+from lilliput.export.keras.transfer import ARRAYS, JOB, MODEL, REPORT, RESULT, ExportTask, unpacked
 from lilliput.frameworks import part_of
 from lilliput.frameworks.exporting.simulation import Array, Inputs
 
@@ -62,7 +62,7 @@ def _work(folder: Path) -> dict[str, Any]:
     before = scales_of(model)
     write, settings = _WRITERS[job["kind"]]
     asked = settings(**job["settings"])
-    result = write(model, folder / job["file"], inputs, batches, asked)
+    result = write(ExportTask(model, folder / job["file"], inputs, batches, asked))
     changed = {k: x for k, x in scales_of(model).items() if not np.array_equal(x, before[k])}
     found = {f"scale {i}": x for i, x in enumerate(changed.values())}
     found |= {f"output {i}": x for i, x in enumerate(part.outputs_of(model, inputs))}

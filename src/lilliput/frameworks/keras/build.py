@@ -16,8 +16,8 @@ from lilliput.errors import UnsupportedModelError
 from lilliput.frameworks.keras.configs import edited_config
 from lilliput.frameworks.keras.copies import copy_operation, custom_objects
 from lilliput.frameworks.keras.graph import function_of, ordered_nodes
-from lilliput.frameworks.keras.instrument import unshadowed
 from lilliput.frameworks.keras.lowering import find_lowering
+from lilliput.frameworks.keras.shadow import unshadowed
 from lilliput.frameworks.keras.tensors import unhidden
 from lilliput.graph.analysis import Analysis, Kept
 from lilliput.graph.cuts import Array, Cut, cut_array

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lilliput.errors import UnsupportedModelError
-from lilliput.frameworks.keras.instrument import unshadowed
+from lilliput.frameworks.keras.shadow import unshadowed
 from lilliput.frameworks.keras.tensors import variables_of
 from lilliput.graph.analysis import Analysis, Kept
 from lilliput.graph.labels import Flags

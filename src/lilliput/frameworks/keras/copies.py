@@ -10,8 +10,8 @@ from typing import Any
 import keras
 
 from lilliput.errors import UnsupportedModelError
-from lilliput.frameworks.keras.instrument import unshadowed
 from lilliput.frameworks.keras.scopes import sync
+from lilliput.frameworks.keras.shadow import unshadowed
 
 Config = dict[str, Any]
 

@@ -10,7 +10,7 @@ import keras
 
 from lilliput.config.layer import LayerInfo, Owner
 from lilliput.errors import UnsupportedModelError
-from lilliput.frameworks.keras.instrument import unshadowed
+from lilliput.frameworks.keras.shadow import unshadowed
 from lilliput.frameworks.keras.variables import bias_of, is_bias, own_variables
 
 # The meaning of 'default': layers with most of the weights, never norm layers.

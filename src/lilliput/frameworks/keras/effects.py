@@ -16,9 +16,10 @@ from keras import ops, tree
 
 from lilliput.config.layer import LayerInfo
 from lilliput.errors import UnsupportedModelError
-from lilliput.frameworks.keras.instrument import Handle, is_floating, sidecar_of
+from lilliput.frameworks.keras.instrument import Handle
 from lilliput.frameworks.keras.running import Snapshot, derive, no_grad
 from lilliput.frameworks.keras.scopes import has_value
+from lilliput.frameworks.keras.sidecar import is_floating, sidecar_of
 from lilliput.frameworks.keras.variables import raw, tensor_of
 
 Tensor = Any

@@ -15,7 +15,7 @@ from keras.src.models.functional import Functional  # has no public name
 
 from lilliput.errors import UnsupportedModelError
 from lilliput.frameworks.keras.discover import layers_by_path
-from lilliput.frameworks.keras.instrument import unshadowed
+from lilliput.frameworks.keras.shadow import unshadowed
 
 # A value under construction: its number, by the identity of Keras's symbolic tensor.
 Values = dict[int, int]

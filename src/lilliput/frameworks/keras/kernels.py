@@ -18,7 +18,7 @@ import keras
 import numpy as np
 
 from lilliput.errors import UnsupportedModelError
-from lilliput.frameworks.keras.instrument import unshadowed
+from lilliput.frameworks.keras.shadow import unshadowed
 from lilliput.frameworks.keras.variables import to_array
 
 Array = Any

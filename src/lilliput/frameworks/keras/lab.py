@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from lilliput.frameworks.keras import lab_models as models
 from lilliput.frameworks.keras.discover import DEFAULT_TYPES as DEFAULT_TYPES
 from lilliput.frameworks.keras.discover import discover
 from lilliput.frameworks.keras.lab_loops import compare as compare
 from lilliput.frameworks.keras.lab_loops import gradients as gradients
+from lilliput.frameworks.keras.lab_models import SPECIMENS as SPECIMENS
 from lilliput.frameworks.keras.lab_models import make_batch, make_input, specimen_of
 from lilliput.frameworks.keras.variables import raw as raw
 from lilliput.frameworks.keras.variables import read as tensor_in
@@ -28,15 +28,6 @@ if TYPE_CHECKING:
 
 Array = Any
 
-SPECIMENS: Mapping[str, Callable[[], Any]] = {
-    "cnn": models.TinyCNN,
-    "mlp": models.TinyMLP,
-    "nested": models.TinyNested,
-    "subclassed": models.TinySubclassed,
-    "untold": models.TinyUntold,
-    "recurrent": models.TinyLSTM,
-    "attention": models.TinyAttention,
-}
 # A step takes ten milliseconds or more, so not every check runs on every model.
 LAYER_KINDS: tuple[str, ...] = ("cnn", "recurrent", "attention")
 FEW: tuple[str, ...] = ("mlp",)

@@ -6,7 +6,7 @@ evenly) to reveal off-by-one errors. All return five numbers per sample.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +66,7 @@ def specimen_of(model: Any) -> Specimen:
     >>> specimen_of(TinyCNN()) is TinyCNN
     True
     """
-    found = next((kind for kind in KINDS if kind.name == model.name), None)
+    found = next((kind for kind in SPECIMENS.values() if kind.name == model.name), None)
     if found is None:
         raise ConfigError(f"model: received {model.name!r}, which is not one of the test models.")
     return found
@@ -183,4 +183,12 @@ TinyUntold = Specimen("tiny_untold", _in_code(Untold), (7,))
 TinyLSTM = Specimen("tiny_lstm", _lstm, (3,), words=19)
 TinyAttention = Specimen("tiny_attention", _attention, (3, 10))
 
-KINDS = (TinyCNN, TinyMLP, TinyNested, TinySubclassed, TinyUntold, TinyLSTM, TinyAttention)
+SPECIMENS: Mapping[str, Specimen] = {
+    "cnn": TinyCNN,
+    "mlp": TinyMLP,
+    "nested": TinyNested,
+    "subclassed": TinySubclassed,
+    "untold": TinyUntold,
+    "recurrent": TinyLSTM,
+    "attention": TinyAttention,
+}

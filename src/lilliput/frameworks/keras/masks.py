@@ -9,10 +9,10 @@ import numpy as np
 from keras import ops
 
 from lilliput.errors import StageError
-from lilliput.frameworks.keras.instrument import sidecar_of
 from lilliput.frameworks.keras.learning import parts_of
 from lilliput.frameworks.keras.ops import assign
 from lilliput.frameworks.keras.scopes import sync
+from lilliput.frameworks.keras.sidecar import sidecar_of
 from lilliput.frameworks.keras.variables import raw, to_array
 from lilliput.frameworks.keras.wrapper import PrunerModuleWrapper, QuantizerModuleWrapper
 

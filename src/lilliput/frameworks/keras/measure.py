@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from lilliput.frameworks.keras.instrument import computed_in
+from lilliput.frameworks.keras.sidecar import computed_in
 from lilliput.frameworks.keras.snapshot import watch
 from lilliput.frameworks.keras.variables import OURS
 from lilliput.frameworks.work import batch_of, default_threads

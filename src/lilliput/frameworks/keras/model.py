@@ -17,9 +17,9 @@ import keras
 
 from lilliput.errors import StageError, UnsupportedModelError
 from lilliput.frameworks.keras.functions import retrace_if_due
-from lilliput.frameworks.keras.instrument import subclass_like, unshadowed
 from lilliput.frameworks.keras.learning import learned_in, reconcile
 from lilliput.frameworks.keras.scopes import is_symbolic, is_tracing, outermost, publish, sync
+from lilliput.frameworks.keras.shadow import subclass_like, unshadowed
 from lilliput.frameworks.keras.variables import to_array
 
 log = logging.getLogger("lilliput")

@@ -17,8 +17,10 @@ from keras import ops
 
 from lilliput.frameworks.keras.dead import masked_in
 from lilliput.frameworks.keras.discover import layers_by_path
-from lilliput.frameworks.keras.instrument import sidecar_of, unshadowed, update, with_sidecar
+from lilliput.frameworks.keras.instrument import update
 from lilliput.frameworks.keras.scopes import strategy_of, sync
+from lilliput.frameworks.keras.shadow import unshadowed
+from lilliput.frameworks.keras.sidecar import sidecar_of, with_sidecar
 from lilliput.frameworks.keras.variables import OURS, to_array, track, untrack
 from lilliput.graph.analysis import Analysis
 from lilliput.graph.cuts import balance

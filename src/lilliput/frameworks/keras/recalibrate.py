@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from lilliput.errors import UnsupportedModelError
-from lilliput.frameworks.keras import instrument
+from lilliput.frameworks.keras import sidecar
 from lilliput.frameworks.keras.discover import layers_by_path
 from lilliput.frameworks.keras.instrument import PreHook
 from lilliput.frameworks.keras.running import call as call
@@ -32,7 +32,7 @@ def norms_of(model: Any) -> dict[str, Any]:
 
 def quantizers_in(model: Any) -> list[Any]:
     """Return the wrappers of quantizers in a model."""
-    return instrument.quantizers_in(layers_by_path(model).values())
+    return sidecar.quantizers_in(layers_by_path(model).values())
 
 
 def statistics(norm: Any) -> tuple[Any, Any]:

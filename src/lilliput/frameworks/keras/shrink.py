@@ -20,13 +20,13 @@ from lilliput.frameworks.keras.build import Builder, take_over
 from lilliput.frameworks.keras.dead import zeros_in
 from lilliput.frameworks.keras.discover import layers_by_path
 from lilliput.frameworks.keras.graph import function_of
-from lilliput.frameworks.keras.instrument import sidecar_of
 from lilliput.frameworks.keras.kernels import KernelError, kernel_notes
 from lilliput.frameworks.keras.lowering.table import kind_of
 from lilliput.frameworks.keras.mask_files import Masks, read_masks
 from lilliput.frameworks.keras.narrow import kept_of, narrow_of, set_narrow, unseen_by_norms
 from lilliput.frameworks.keras.reader import graph_of
 from lilliput.frameworks.keras.scopes import sync
+from lilliput.frameworks.keras.sidecar import sidecar_of
 from lilliput.frameworks.keras.tensors import Tensors, shapes_of
 from lilliput.frameworks.keras.verify import (
     answers,

@@ -16,8 +16,10 @@ from keras import tree
 
 from lilliput.frameworks.keras.discover import cells_of, layers_by_path
 from lilliput.frameworks.keras.graph import function_of
-from lilliput.frameworks.keras.instrument import Collector, mask_of, sidecar_of, unshadowed
+from lilliput.frameworks.keras.instrument import Collector
 from lilliput.frameworks.keras.scopes import full_precision
+from lilliput.frameworks.keras.shadow import unshadowed
+from lilliput.frameworks.keras.sidecar import mask_of, sidecar_of
 from lilliput.frameworks.keras.variables import raw, tensor_of, to_array
 from lilliput.frameworks.keras.verify import answers, make_inputs
 from lilliput.frameworks.work import Array, Work, batch_of

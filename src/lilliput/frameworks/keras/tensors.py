@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from lilliput.frameworks.keras.discover import layers_by_path
-from lilliput.frameworks.keras.instrument import mask_of
+from lilliput.frameworks.keras.sidecar import mask_of
 from lilliput.frameworks.keras.variables import raw, to_array
 from lilliput.graph.labels import Flags
 

@@ -61,10 +61,10 @@ class Running(ABC):
         gradient: Any,
         keeps_means: bool = False,
     ) -> list[Any]:
-        """Return by how much each change of a weight moves the loss of each example.
+        """Return how much each change of a weight changes the loss of each example.
 
-        Given are what the layer has read and the gradient of what it has returned. The mean of each
-        channel may be kept, as a corrected bias keeps it.
+        ``inputs`` are the layer's inputs, ``gradient`` is that of its outputs. With ``keeps_means``, the
+        mean of each output channel is preserved, as by bias correction.
         """
         raise NotImplementedError(f"{self.name} runs no layer with another weight.")
 

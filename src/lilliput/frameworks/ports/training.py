@@ -46,7 +46,7 @@ class Training(ABC):
         """Raise if the optimizer cannot be hooked or does not train the weights."""
 
     def check_regrowth(self, optimizer: Any, wrappers: Sequence[Any]) -> None:  # noqa: B027
-        """Raise if it is unknown what the optimizer remembers of a weight that is new to it."""
+        """Raise if the optimizer's initial state for a new weight is unknown."""
 
     @abstractmethod
     def add_to_optimizer(self, optimizer: Any, wrappers: Sequence[Any]) -> list[Any]:

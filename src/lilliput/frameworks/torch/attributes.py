@@ -122,7 +122,7 @@ def _with(value: Any, keys: Sequence[str], new: Any) -> Any:
 
 
 def choices(model: nn.Module, explained: Attributes, remembered: Attributes) -> list[Attributes]:
-    """Return the sets to try: those found in the code, none, all; then without one kind, or one alone.
+    """Return the sets to try: those found in the code, none, all; then all but one kind, and single kinds.
 
     The same attribute of the same class is treated alike everywhere. Among those found in the code, the
     ones whose name does not refer to something else of the same size come first.

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from lilliput.frameworks.torch.attributes import set_attributes
 from lilliput.frameworks.torch.caches import drop_caches, tensors_in
-from lilliput.frameworks.torch.capture import as_inputs, shared_copy
-from lilliput.frameworks.torch.captured import capture_part, capture_whole
+from lilliput.frameworks.torch.captured_module import capture_part, capture_whole
+from lilliput.frameworks.torch.copies import shared_copy
 from lilliput.frameworks.torch.cutting import apply_cuts, cut_all, named_tensors
+from lilliput.frameworks.torch.example_inputs import as_inputs
 from lilliput.frameworks.torch.layer_sizes import fix_sizes
 from lilliput.graph.cuts import Cut, by_tensor
 from lilliput.graph.plan import Plan

@@ -82,7 +82,7 @@ def has_tables(model: nn.Module) -> bool:
 def written_by_modes(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that modules may write to when they switch to evaluation, or back.
 
-    Adapters, for instance, are often merged into the weight beside them.
+    Adapters, for instance, are often merged into the weight that they adapt.
     """
     return {
         f"{path}.{name}".lstrip("."): parameter

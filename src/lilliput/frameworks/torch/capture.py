@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import attrgetter
@@ -20,35 +19,18 @@ from torch.utils._pytree import tree_map
 
 from lilliput.errors import UnsupportedModelError
 from lilliput.frameworks.torch.caches import (
-    cached_tensors,
     drop_caches,
     find_shortcuts,
-    forget_states,
     is_cache,
     is_same_without,
     without_shortcuts,
-    written_by_modes,
 )
-from lilliput.frameworks.torch.compare import relative_error, tensors_of
-from lilliput.frameworks.torch.copies import copy_tree
+from lilliput.frameworks.torch.example_inputs import Inputs, fresh
 from lilliput.frameworks.torch.fastpath import calling_modules
 from lilliput.frameworks.torch.record import Recorder, is_simple
-from lilliput.frameworks.torch.weights import is_zero_at
 
 _one_capture = RLock()
-Inputs = tuple[tuple[Any, ...], dict[str, Any]]
-_PRECISE = (torch.float32, torch.float64)
-
-
 log = logging.getLogger("lilliput")
-
-
-@dataclass(frozen=True, eq=False)
-class Call:
-    """Example inputs with both positional and named arguments."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,184 +85,6 @@ class Exported(Captured):
 AnyCaptured = TypeVar("AnyCaptured", bound=Captured)
 
 
-def fresh(inputs: Any) -> Any:
-    """Return copies of inputs, for a model that may write to them."""
-    if isinstance(inputs, Call):
-        return Call(fresh(inputs.args), fresh(inputs.kwargs))
-    return tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, inputs)
-
-
-def as_inputs(example_inputs: Any) -> Inputs:
-    """Return example inputs as arguments: a tensor, a tuple of arguments, or a dict of named ones."""
-    if isinstance(example_inputs, Call):
-        return example_inputs.args, example_inputs.kwargs
-    if isinstance(example_inputs, Tensor):
-        return (example_inputs,), {}
-    if isinstance(example_inputs, Mapping):
-        return (), dict(example_inputs)
-    if isinstance(example_inputs, (tuple, list)) and len(example_inputs):
-        return tuple(example_inputs), {}
-    raise UnsupportedModelError(
-        f"example_inputs: received {type(example_inputs).__name__}, expected the model's arguments: a "
-        "tensor, a tuple of arguments, or a dict of named arguments."
-    )
-
-
-def plain_copy(model: nn.Module, share: bool = False) -> nn.Module:
-    """Return a copy of a model in eval mode, without compressors.
-
-    With ``share``, parameters share the memory of the model's own, unless masks have to be applied
-    to them, or switching to evaluation may write to them: the copy must not be written to.
-    """
-    from lilliput.frameworks.torch.backend import strip
-    from lilliput.frameworks.torch.discover import unwrapped
-
-    if not isinstance(model, nn.Module):
-        raise UnsupportedModelError(
-            f"model: received {type(model).__name__}, expected a torch.nn.Module."
-        )
-    own = unwrapped(model)
-    memo = _shared_masks(own)
-    if share:
-        memo |= _shared_all(own, _as_masked(own))
-    twin = strip(_copy(own, memo))
-    twin.eval()  # a user's own train() may return nothing
-    drop_caches(twin)
-    return twin
-
-
-def _as_masked(model: nn.Module) -> Iterator[nn.Parameter]:
-    """Yield the parameters that the model uses unchanged: already zero wherever a mask is."""
-    from lilliput.frameworks.torch.sidecar import is_computed, mask_of
-
-    masked = set()
-    for module in model.modules():
-        for leaf, parameter in module._parameters.items():
-            if parameter is None:
-                continue
-            mask = mask_of(module, leaf)
-            is_other = mask is not None and not is_zero_at(parameter.detach(), mask)
-            if is_other or is_computed(module, leaf):
-                masked.add(id(parameter))
-    yield from (p for p in model.parameters() if id(p) not in masked)
-
-
-def copy_model(model: nn.Module) -> nn.Module:
-    """Return a copy of a model, without the values that it keeps between runs."""
-    return _copy(model, {})
-
-
-def shared_copy(model: nn.Module) -> nn.Module:
-    """Return a copy with parameters in the same memory: replace them, but do not write to them.
-
-    Those that switching to evaluation may write to are copied.
-    """
-    twin = _copy(model, _shared_masks(model) | _shared_all(model, model.parameters()))
-    own = {id(p) for p in model.parameters()}
-    kept = [name for name, p in twin.named_parameters() if id(p) in own]
-    if kept:
-        raise UnsupportedModelError(
-            f"a copy of {type(model).__name__} still holds the model's own {', '.join(kept[:4])}, so nothing "
-            "can be tried on it; remove the __deepcopy__ that returns the same module."
-        )
-    return twin
-
-
-def _shared_all(model: nn.Module, parameters: Iterable[nn.Parameter]) -> dict[int, Any]:
-    """Return parameters in the same memory, by identity, but for those that a switch of mode may change."""
-    written = {id(p) for p in written_by_modes(model).values()}
-    return {id(p): _shared(p) for p in parameters if id(p) not in written}
-
-
-def check_modes(model: nn.Module) -> None:
-    """Raise if a model changes its weights when it switches to evaluation, where everything is compared."""
-    if not any(x.training for x in model.modules()) or not written_by_modes(model):
-        return
-    twin = shared_copy(model)
-    before = {name: p.detach().clone() for name, p in written_by_modes(twin).items()}
-    twin.eval()
-    for name, parameter in written_by_modes(twin).items():
-        if not torch.equal(parameter, before[name]):
-            raise UnsupportedModelError(
-                f"{type(model).__name__} changes {name!r} when it switches to evaluation, as layers do that "
-                "merge other weights into it, but is in training mode; call model.eval() first."
-            )
-
-
-def check_copies(model: nn.Module, example_inputs: Any) -> None:
-    """Raise if a model's outputs differ without the tables that it keeps, as in its copies.
-
-    Everything compared later is a copy; here it is verified that copies compute the same as the model.
-    """
-    cached = [t for module in model.modules() for t in cached_tensors(module)]
-    if not cached:
-        return
-    shared = _shared_all(model, model.parameters())
-    twin = copy.deepcopy(model, _shared_masks(model) | shared | _computed(cached))
-    forget_states(twin)
-    given = as_inputs(example_inputs)
-    with quiet(), torch.no_grad():
-        try:
-            wanted, again = (_outputs(twin.eval(), given) for _ in range(2))
-        except Exception:  # for example tables of another size, which must be dropped
-            return
-        received = _outputs(shared_copy(model).eval(), given)
-    error, limit = relative_error(wanted, received), 1e-3
-    if not all(x.dtype in _PRECISE for x in wanted):
-        limit = 0.05
-    if not error <= limit and relative_error(wanted, again) <= limit:  # its outputs are not random
-        raise UnsupportedModelError(
-            f"{type(model).__name__} keeps tensors outside its state, in dicts or attributes called caches, "
-            f"and its outputs change without them (by {error:.1e} of the largest). They are assumed to be "
-            "tables that can be recomputed. Register tensors that must be kept as buffers."
-        )
-
-
-def _outputs(model: nn.Module, inputs: Inputs) -> list[Tensor]:
-    args, kwargs = fresh(inputs)
-    return [x.clone() for x in tensors_of(model(*args, **kwargs))]
-
-
-def whole_copy(model: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
-    """Return a copy of a model with everything that it keeps; ``memo`` is that of copy.deepcopy."""
-    cached = [t for module in model.modules() for t in cached_tensors(module)]
-    try:
-        twin: nn.Module = copy_tree(model, (memo or {}) | _computed(cached))
-    except Exception as error:
-        raise UnsupportedModelError(
-            f"{type(model).__name__} cannot be copied, which its analysis needs: {type(error).__name__}: "
-            f"{error}. Locks, generators and open files must not be attributes of modules."
-        ) from error
-    return twin
-
-
-def _copy(model: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    twin = whole_copy(model, memo)
-    drop_caches(twin)
-    forget_states(twin)
-    return twin
-
-
-def _computed(cached: list[Tensor]) -> dict[int, Any]:
-    """Return copies of computed tensors, which deepcopy does not support."""
-    return {id(t): t.detach().clone() for t in cached if not t.is_leaf}
-
-
-def _shared(parameter: nn.Parameter) -> nn.Parameter:
-    if type(parameter) is not nn.Parameter:
-        return copy.deepcopy(parameter)
-    return nn.Parameter(parameter.data, requires_grad=parameter.requires_grad)
-
-
-def _shared_masks(model: nn.Module) -> dict[int, Any]:
-    """Return the masks of pruners for a copy that only reads them, since they are as large as the weights."""
-    from lilliput.frameworks.torch.wrapper import PrunerModuleWrapper
-
-    wrappers = [m for m in model.modules() if isinstance(m, PrunerModuleWrapper)]
-    masks = [m for w in wrappers for m in (w.weight_mask, w.bias_mask) if m is not None]
-    return {id(mask): mask.detach() for mask in masks}
-
-
 def read(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Captured:
     """Return the graph of a plain model in eval mode for analysis; the model is only read.
 
@@ -311,7 +115,7 @@ def capture(
 def _by_training_code(
     model: nn.Module, args: Any, kwargs: Any, take: Callable[[], AnyCaptured]
 ) -> AnyCaptured:
-    """Return a graph, captured again if tables are read where parameters are read in training."""
+    """Return a graph; capture it again without the cached tables that replace parameters in evaluation."""
     captured = take()
     shortcuts = find_shortcuts(model, captured.unread())
     if shortcuts and is_same_without(model, shortcuts, args, kwargs):
@@ -470,8 +274,8 @@ def _drop_unused(graph: fx.Graph) -> None:
 def _unused_but_run(graph: fx.Graph) -> set[fx.Node]:
     """Return ops without effect on the output that read parameters of their own.
 
-    The model's code still runs them, so their layers have to be cut, too. Other ops without
-    effect are dropped: what only they read need not be kept whole.
+    The model's code still runs them, so their layers have to be cut, too. Other ops without effect are
+    dropped, so that channels that only they read can be cut.
     """
     live: set[fx.Node] = set()
     for node in reversed(graph.nodes):

@@ -1,8 +1,8 @@
-"""Find out whether chance decides what a model computes in evaluation.
+"""Find out whether a model's outputs in evaluation depend on random numbers.
 
-A branch that ``random.random() < 0.1`` takes is missing from most runs, so that a check passes and a later
-call fails. But some models draw a number in evaluation, too, and do nothing with it. So a model that draws is
-run on the smallest and on the largest numbers that there are to draw, and on a few others.
+A branch taken if ``random.random() < 0.1`` is missing from most runs, so a check may pass and a later call
+fail. But some models draw a number in evaluation, too, and do nothing with it. So a model that draws random
+numbers is run with the smallest and the largest possible ones, and with a few others.
 """
 
 from __future__ import annotations

@@ -23,10 +23,11 @@ def watch_effects(
 ) -> list[Any]:
     """Call a task in each backward for each call of a module; return removable handles.
 
-    The input is handed on as a tensor of its own, so that its gradient is what this module alone passes
-    back, whoever else reads the tensor. Its parameters need no gradient as long as it is watched, which
-    saves a third of the backward; those that are shared with another module stay as they are. For a task
-    about the weight alone, the input's gradient and the output are None: each would be a copy.
+    The module gets its input as a separate tensor, so that the input's gradient is the one through this
+    module alone, even if other modules read the same tensor. While it is watched, its parameters do not
+    require gradients, which saves a third of the backward pass; parameters shared with another module are
+    not changed. For a task that only needs the weight, the input's gradient and the output are None, which
+    avoids a copy of each.
     """
     handles: list[Any] = [
         module.register_forward_pre_hook(_first_input if weight_only else _own_input),
@@ -134,8 +135,8 @@ def weight_effects(
 ) -> list[Tensor]:
     """Return, for each change of a weight, by how much it moves the loss of each example.
 
-    Where the weight multiplies each position by itself, one product of inputs and gradients is enough for
-    all changes; else each needs a run of the module. The mean of each channel may be kept, as a corrected
+    If the weight is applied to each position separately, one product of inputs and gradients serves all
+    changes; otherwise the module runs once per change. The mean of each channel may be kept, as a corrected
     bias keeps it.
     """
     found = _by_position(module, inputs, gradient)

@@ -21,7 +21,7 @@ _SEQUENTIAL = nn.Sequential()  # replaces a layer
 
 
 def problem_of(model: nn.Module, layer: LayerInfo) -> str:
-    """Return what the user has to change before a layer can be replaced, or ''."""
+    """Return the change that the user has to make before a layer can be replaced, or ''."""
     module = layer.module
     if SIDECAR in module._modules:
         return (

@@ -1,7 +1,7 @@
-"""What an optimizer remembers of a weight that is new to it: zeros, unless it starts with other numbers.
+"""The initial optimizer state of a new weight: zeros, unless the optimizer starts with other numbers.
 
-An optimizer of torch is known. Any other one is asked: a second one of the same class and settings makes
-one step with a tiny weight, and what it writes down first is recorded.
+The optimizers of torch are known. For any other one, a second instance with the same settings makes one
+step on a tiny weight, and its first writes to the state are recorded.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _OF_WEIGHTS = ("params", "param_names")  # all else in a group is a setting
 
 
 class UnknownStateError(Exception):
-    """It cannot be found out what an optimizer starts with."""
+    """The initial state of an optimizer cannot be determined."""
 
 
 def first_values(optimizer: Any, parameter: Tensor) -> dict[str, float | None]:
-    """Return what an optimizer starts with for each entry of a parameter, by name, where it is not zero.
+    """Return the initial values of an optimizer's state for a parameter, by name, where they are not zero.
 
-    None is for tensors that do not have an entry for each of the parameter, though their shape may be the
-    same. Raises :class:`UnknownStateError` if the numbers cannot be found out.
+    None marks tensors without one entry per entry of the parameter, even if they have its shape. Raises
+    :class:`UnknownStateError` if the numbers cannot be found out.
     """
     optimizer = _inside(optimizer)
     group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
@@ -108,7 +108,7 @@ def _recorded(
 
 
 def _step(optimizer: Any) -> None:
-    """Make a step that the hooks of all optimizers do not see: torch calls them around the method."""
+    """Make a step without the global optimizer hooks, which torch calls around the method."""
     step = type(optimizer).step
     (step.__wrapped__ if getattr(step, "hooked", False) else step)(optimizer)
 
@@ -131,7 +131,7 @@ def _arguments(
 
 
 def _is_number(default: Any) -> bool:
-    """Whether an argument is a number, which may be what the optimizer starts with; a flag is not."""
+    """Whether an argument is a number (not a flag), which may be an initial value."""
     return isinstance(default, (int, float)) and not isinstance(default, bool)
 
 

@@ -68,7 +68,7 @@ def record_flow(model: nn.Module, run: Callable[[], Any]) -> Flow:
 
 
 def flow_of_batch(model: nn.Module, batch: Any, forward: Callable[..., Any] | None) -> Flow:
-    """Run the first rows of a batch in eval mode, or all of it if the model requires that."""
+    """Run the first rows of a batch in eval mode, or the whole batch if the model requires it."""
     run = forward or call
     try:
         return record_flow(unwrapped(model), lambda: run(model, shorten(batch)))

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor as TorchTensor
 from torch import fx, nn
 
-from lilliput.frameworks.torch.capture import Captured, as_inputs, read
+from lilliput.frameworks.torch.capture import Captured, read
+from lilliput.frameworks.torch.example_inputs import as_inputs
 from lilliput.frameworks.torch.nodes import hint, op_name, place, shape_of
 from lilliput.graph.ir import Array, Graph, Op, Parameter, Tensor
 

@@ -205,7 +205,7 @@ def _quantize_inputs(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> An
 
 
 def _is_tied(sidecar: Any) -> bool:
-    """Whether other modules share what is quantized here."""
+    """Whether other modules share the tensors that are quantized here."""
     return all(len(sidecar._modules[x].layer_info.owners) > 1 for x in sidecar.input_keys)
 
 

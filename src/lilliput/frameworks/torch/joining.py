@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lilliput.frameworks.torch.discover import unwrapped
+from lilliput.frameworks.torch.process_group import has_group
 
 
 class JoinWatch:
@@ -33,8 +34,7 @@ class JoinWatch:
 
 def watch_join(model: nn.Module) -> list[Any]:
     """Start recording what runs a model in a distributed run; return removable handles."""
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
+    if not has_group():
         return []
     return [unwrapped(model).register_forward_pre_hook(JoinWatch())]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lilliput.frameworks.torch import lab_models as models
 from lilliput.frameworks.torch.discover import DEFAULT_TYPES as DEFAULT_TYPES
+from lilliput.frameworks.torch.lab_models import SPECIMENS as SPECIMENS
 from lilliput.frameworks.torch.lab_models import Specimen
 
 if TYPE_CHECKING:
@@ -22,13 +22,6 @@ if TYPE_CHECKING:
 
 Array = Any
 
-SPECIMENS: Mapping[str, Callable[[], Any]] = {
-    "cnn": models.TinyCNN,
-    "mlp": models.TinyMLP,
-    "attention": models.TinyTransformer,
-    "recurrent": models.TinyLSTM,
-    "tied": models.TinyTied,
-}
 # A step takes a millisecond, so every check runs on every model.
 LAYER_KINDS: tuple[str, ...] = tuple(SPECIMENS)
 FEW: tuple[str, ...] = tuple(SPECIMENS)

@@ -6,6 +6,8 @@ Each takes a millisecond to run: small enough to compress dozens of times in a t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import torch
 from torch import Tensor, nn
 
@@ -137,3 +139,12 @@ class TinyTied(Specimen):
     def make_input(self, batch: int = 4) -> Tensor:
         """Return a batch of token sequences."""
         return self._tokens(19, batch, 6)
+
+
+SPECIMENS: Mapping[str, Callable[[], Specimen]] = {
+    "cnn": TinyCNN,
+    "mlp": TinyMLP,
+    "attention": TinyTransformer,
+    "recurrent": TinyLSTM,
+    "tied": TinyTied,
+}

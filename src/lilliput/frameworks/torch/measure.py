@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lilliput.frameworks.torch.capture import as_inputs, fresh, shared_copy
+from lilliput.frameworks.torch.copies import shared_copy
 from lilliput.frameworks.torch.discover import unwrapped
+from lilliput.frameworks.torch.example_inputs import as_inputs, fresh
 from lilliput.frameworks.torch.modes import evaluating
 from lilliput.frameworks.torch.sidecar import SIDECAR, is_computed, is_ours
 from lilliput.frameworks.torch.snapshot import examples_in, watch

@@ -1,7 +1,7 @@
-"""Training and evaluation mode of every module, changed for a while and restored as it was.
+"""Training and evaluation mode of every module, changed temporarily and restored.
 
-Some modules do more than set a flag when the mode changes: those of adapters merge them into a weight for
-evaluation. So a mode is restored by the method that a module has for it.
+Some modules do more than set a flag when the mode changes: layers with adapters merge these into a weight
+for evaluation. So a mode is restored by the method that a module has for it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import nn
 
 
 def has_own_modes(module: nn.Module) -> bool:
-    """Whether a module does something of its own when its mode changes."""
+    """Whether a module overrides what happens when its mode changes."""
     return type(module).train is not nn.Module.train
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from lilliput.frameworks.torch.attributes import find_attributes, set_attributes
-from lilliput.frameworks.torch.capture import plain_copy
+from lilliput.frameworks.torch.copies import plain_copy
 from lilliput.frameworks.torch.cutting import apply_cuts
 from lilliput.frameworks.torch.dead import zeros_in
 from lilliput.frameworks.torch.discover import unwrapped

@@ -9,10 +9,28 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from torch import abs as abs
+from torch import any as any
+from torch import detach as detach
+from torch import exp as exp
+from torch import flatten as flatten
+from torch import isfinite as isfinite
+from torch import isnan as isnan
+from torch import log as log
+from torch import max as max
+from torch import maximum as maximum
+from torch import mean as mean
+from torch import ones_like as ones_like
+from torch import relu as relu
+from torch import reshape as reshape
+from torch import round as round
+from torch import sign as sign
+from torch import sqrt as sqrt
+from torch import tanh as tanh
+from torch import where as where
+from torch import zeros_like as zeros_like
+from torch.nn.functional import gelu as gelu
+from torch.nn.functional import relu6 as relu6
 
 from lilliput.frameworks.torch.fakequant import fake_quantize as fake_quantize
 from lilliput.frameworks.torch.fakequant import learned_fake_quantize as learned_fake_quantize
@@ -22,31 +40,13 @@ from lilliput.frameworks.torch.fakequant import round_to_grid as round_to_grid
 from lilliput.frameworks.torch.grad import map_gradient as map_gradient
 from lilliput.frameworks.torch.grad import straight_through as straight_through
 
-abs = torch.abs
-any = torch.any
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
 clip = torch.clamp
-detach = torch.detach
-exp = torch.exp
-isfinite = torch.isfinite
-flatten = torch.flatten
-gelu = torch.nn.functional.gelu
-isnan = torch.isnan
-log = torch.log
-max = torch.max
-maximum = torch.maximum
-mean = torch.mean
 moveaxis = torch.movedim
-ones_like = torch.ones_like
-relu = torch.relu
-relu6 = torch.nn.functional.relu6
-reshape = torch.reshape
-round = torch.round
-sign = torch.sign
-sqrt = torch.sqrt
-tanh = torch.tanh
 uniform_like = torch.rand_like
-where = torch.where
-zeros_like = torch.zeros_like
 
 # Below this size kthvalue is fast enough; above, bracketing by a sample reads the tensor a few times
 # at full vector speed instead of selecting element by element.

@@ -1,7 +1,7 @@
-"""Noise on the kept weights of a masked and of a cut model: the same numbers in the same places.
+"""Add the same noise to the kept weights of a masked model and of the cut one.
 
-A head of zeros hides whatever is wrong before it, and so do scales of one. With noise on every kept weight
-nothing is hidden, and two models that agree then agree for other weights, too.
+A head of zeros hides all errors before it, and so do scales of one. With noise on every kept weight nothing
+is hidden, and two models that agree then agree for other weights, too.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from lilliput.graph.cuts import Cut, by_tensor
 from lilliput.graph.labels import Indices
 
 SEED = 20_230
-_CHUNK = 131_072  # numbers of a weight that are added to at once: as many as stay in a cache
+_CHUNK = 131_072  # entries of a weight processed at a time, which stay in the cache
 _PERIOD = 65_537  # of noise: a prime, so that neighbouring rows and channels get other numbers
-_SHARE = 0.35  # of a weight's spread: uniform noise of this width has a tenth of it
+_SHARE = 0.35  # of a weight's standard deviation: uniform noise of this width has a tenth of it
 
 
 class Noise:
@@ -74,7 +74,7 @@ class Noise:
         return tensor
 
     def add_cut(self, name: str, tensor: Tensor, first: int = 0) -> Tensor:
-        """Add to rows of a weight of a shrunk model what is left of the noise."""
+        """Add the noise of the kept entries to rows of a shrunk model's weight."""
         if name not in self.parameters:
             return tensor
         cuts, shape = self.cuts.get(name, []), self.parameters[name].shape
@@ -117,7 +117,7 @@ class Noise:
             yield row, part, table[at : at + part.numel()].view(part.shape)
 
     def _noise(self, name: str, tensor: Tensor) -> tuple[Tensor, int, int, int]:
-        """Return the noise, where that of a parameter starts, the length of a row, and rows per step."""
+        """Return the noise, the offset of a parameter in it, the row length, and the rows per step."""
         kind = (tensor.dtype, tensor.device)
         if kind not in self._tables:
             self._tables[kind] = self._table.to(tensor.device, tensor.dtype)
@@ -125,7 +125,7 @@ class Noise:
         return self._tables[kind], zlib.crc32(name.encode()), width, max(1, _CHUNK // width)
 
     def _spread(self, name: str) -> float:
-        """Return the width of the noise of a parameter, for a tenth of how far its numbers spread."""
+        """Return the width of a parameter's noise, whose deviation is a tenth of the parameter's."""
         if name not in self._spreads:
             parameter = self.parameters[name]
             self._spreads[name] = float(parameter.std()) if parameter.numel() > 1 else 0.0
@@ -133,7 +133,7 @@ class Noise:
 
 
 def _is_whole(parameter: Tensor, cuts: list[Cut]) -> bool:
-    """Whether the noise of a weight has to be made at once: each group of filters loses other inputs."""
+    """Whether a weight needs its noise as a whole: each group of filters loses different inputs."""
     return not parameter.dim() or any(cut.keep.ndim > 1 for cut in cuts)
 
 

@@ -10,7 +10,8 @@ from torch import nn
 
 from lilliput.errors import StateError
 from lilliput.frameworks.torch.attributes import held_value
-from lilliput.frameworks.torch.capture import as_inputs, quiet
+from lilliput.frameworks.torch.capture import quiet
+from lilliput.frameworks.torch.example_inputs import as_inputs
 from lilliput.frameworks.torch.layer_sizes import sizes_of
 from lilliput.graph.plan import Attributes
 

@@ -13,10 +13,10 @@ from lilliput.frameworks.torch.compare import tensors_of
 from lilliput.frameworks.torch.sidecar import is_ours
 from lilliput.frameworks.torch.weights import unshadowed
 
-# From the name of a tensor, rows of it, and which one is the first, to what is used.
+# (name of a tensor, some of its rows, index of the first one) -> the rows to use.
 Load = Callable[[str, Tensor, int], Tensor]
-_SHARE = 16  # a module is loaded as a whole if it has at most so small a part of all numbers,
-_SMALL = 250_000  # or no more than these
+_SHARE = 16  # a module is loaded as a whole if it has at most this fraction of all entries,
+_SMALL = 250_000  # or at most this many
 
 
 class MixedPrecisionError(Exception):
@@ -76,7 +76,7 @@ def _run_contiguous(run: Any, input: Tensor, weight: Tensor, bias: Tensor | None
 
 
 def _is_linear(module: nn.Module) -> bool:
-    """Whether a module computes what nn.Linear does; a forward of its own may be on the instance."""
+    """Whether a module computes the same as nn.Linear; the instance may have its own forward."""
     is_plain = unshadowed(type(module)) is nn.Linear and "forward" not in vars(module)
     return is_plain and "weight" in module._parameters
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_flatten
 
-from lilliput.frameworks.torch.capture import Exported, Inputs
+from lilliput.frameworks.torch.capture import Exported
+from lilliput.frameworks.torch.example_inputs import Inputs
 from lilliput.frameworks.torch.nodes import shape_of
 
 Values = dict[fx.Node, Any]

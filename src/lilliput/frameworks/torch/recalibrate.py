@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lilliput.frameworks.torch.batches import call as call
 from lilliput.frameworks.torch.modes import evaluating
-from lilliput.frameworks.torch.statistics import sum_over_processes
+from lilliput.frameworks.torch.process_group import sum_over_processes
 from lilliput.frameworks.torch.wrapper import QuantizerModuleWrapper
 
 NAMES_MAY_DIFFER = False

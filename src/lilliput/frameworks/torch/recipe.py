@@ -14,7 +14,7 @@ from lilliput.calling import call
 from lilliput.errors import AlgorithmError, ConfigError, StateError
 from lilliput.files import write_atomically
 from lilliput.frameworks.looping import Epoch, Functions
-from lilliput.frameworks.torch.capture import plain_copy
+from lilliput.frameworks.torch.copies import plain_copy
 from lilliput.frameworks.torch.files import dump_tensors
 
 _LOSSES = {"cross_entropy": nn.functional.cross_entropy, "mse": nn.functional.mse_loss}

@@ -11,9 +11,11 @@ from torch.utils._pytree import tree_flatten
 
 from lilliput.errors import AlgorithmError, StageError, UnsupportedModelError
 from lilliput.frameworks.torch.batches import arguments_of
-from lilliput.frameworks.torch.capture import Inputs, capture, plain_copy
+from lilliput.frameworks.torch.capture import capture
+from lilliput.frameworks.torch.copies import plain_copy
 from lilliput.frameworks.torch.cutting import named_tensors
 from lilliput.frameworks.torch.discover import unwrapped
+from lilliput.frameworks.torch.example_inputs import Inputs
 from lilliput.frameworks.torch.least_squares import NormalEquations
 from lilliput.frameworks.torch.program import Program, Replay, Values
 from lilliput.frameworks.torch.readers import Reader, find_readers
@@ -199,7 +201,7 @@ class Work:
 
 
 def price_of_moving(ridge: float, inputs: int, rows: int) -> float:
-    """Return the ridge of a layer: it grows with inputs per row, because few rows would fit anything."""
+    """Return the ridge of a layer: it grows with inputs per row, since few rows fit any target."""
     return ridge * (1 + _PER_ROW * inputs / rows)
 
 

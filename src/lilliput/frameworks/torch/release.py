@@ -1,4 +1,4 @@
-"""Before and after shrinking: what a model must not contain, and how compressors are removed from it."""
+"""Before and after shrinking: check that a model can be shrunk, and remove its compressors."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch.utils._pytree import tree_flatten
 
 from lilliput.errors import StageError, UnsupportedModelError
 from lilliput.frameworks.torch.backend import TorchBackend, strip
-from lilliput.frameworks.torch.capture import as_inputs
 from lilliput.frameworks.torch.cutting import named_tensors
 from lilliput.frameworks.torch.discover import unwrapped
+from lilliput.frameworks.torch.example_inputs import as_inputs
 from lilliput.frameworks.torch.weights import is_sharded
 from lilliput.frameworks.torch.wrapper import (
     Link,

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from lilliput.errors import StateError
 from lilliput.frameworks.shrinking import Shapes, check_cuts, compare_shapes, compare_types
 from lilliput.frameworks.torch.build import build, build_in_place, capture_parts
-from lilliput.frameworks.torch.capture import Call, as_inputs, plain_copy
+from lilliput.frameworks.torch.copies import plain_copy
 from lilliput.frameworks.torch.cutting import shapes_of
+from lilliput.frameworks.torch.example_inputs import Call, as_inputs
 from lilliput.frameworks.torch.files import check_storable, check_tied, type_of
 from lilliput.frameworks.torch.plan_checks import check_attributes, check_layers, check_run
 from lilliput.frameworks.torch.sidecar import Sidecar

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lilliput.frameworks.torch.statistics import average
+from lilliput.frameworks.torch.process_group import average
 from lilliput.frameworks.torch.weights import is_sharded, local
 
 

@@ -18,8 +18,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from lilliput.frameworks.torch.capture import as_inputs
 from lilliput.frameworks.torch.discover import unwrapped
+from lilliput.frameworks.torch.example_inputs import as_inputs
 from lilliput.frameworks.torch.fastpath import calling_modules
 from lilliput.frameworks.torch.instrument import quantizers_in
 from lilliput.frameworks.torch.modes import evaluating as evaluating

@@ -1,4 +1,4 @@
-"""Data for criteria while a model runs: activations, gradients, the sum over processes."""
+"""Data for criteria while a model runs: activations and gradients."""
 
 from __future__ import annotations
 
@@ -13,51 +13,7 @@ from lilliput.errors import UnsupportedModelError
 from lilliput.frameworks.torch.batches import call
 from lilliput.frameworks.torch.fastpath import calling_modules
 from lilliput.frameworks.torch.modes import Modes, evaluating
-from lilliput.frameworks.torch.weights import is_parametrized, is_sharded, local, raw, whole, zero_
-
-
-def processes() -> int:
-    """Return the size of the default process group."""
-    distributed = torch.distributed
-    is_one = not (distributed.is_available() and distributed.is_initialized())
-    return 1 if is_one else distributed.get_world_size()
-
-
-def sum_over_processes(tensor: Tensor) -> Tensor:
-    """Return the sum of a tensor over the default process group, if there is one."""
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
-        tensor = tensor.clone()
-        distributed.all_reduce(tensor)
-    return tensor
-
-
-def average(tensors: Sequence[Tensor]) -> bool:
-    """Average numbers in place over the default process group; False if there is none."""
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return False
-    tensors = [local(tensor) for tensor in tensors]
-    joined = torch.cat([tensor.detach().flatten() for tensor in tensors])
-    distributed.all_reduce(joined)
-    joined /= distributed.get_world_size()
-    for tensor, mean in zip(
-        tensors, torch.split(joined, [x.numel() for x in tensors]), strict=True
-    ):
-        tensor.copy_(mean.view_as(tensor))
-    return True
-
-
-def reduce(array: Any, how: str) -> Any:
-    """Return the 'min', 'max' or 'sum' of a NumPy array over the default process group."""
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return array
-    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
-    tensor = torch.tensor(array, dtype=torch.float64, device=device)
-    operations = {"min": distributed.ReduceOp.MIN, "max": distributed.ReduceOp.MAX}
-    distributed.all_reduce(tensor, operations.get(how, distributed.ReduceOp.SUM))
-    return tensor.cpu().numpy()
+from lilliput.frameworks.torch.weights import is_parametrized, is_sharded, raw, whole, zero_
 
 
 def gradient(wrapper: Any, factor: Tensor | None = None) -> Tensor | None:

@@ -13,9 +13,11 @@ from torch.utils._pytree import tree_map
 
 from lilliput.errors import UnsupportedModelError
 from lilliput.frameworks.torch.caches import cached_tensors, drop_caches, has_tables
-from lilliput.frameworks.torch.capture import Inputs, as_inputs, fresh, quiet, shared_copy
+from lilliput.frameworks.torch.capture import quiet
 from lilliput.frameworks.torch.chance import kinds_of_luck
 from lilliput.frameworks.torch.compare import relative_error, tensors_of
+from lilliput.frameworks.torch.copies import shared_copy
+from lilliput.frameworks.torch.example_inputs import Inputs, as_inputs, fresh
 from lilliput.frameworks.torch.perturb import SEED
 from lilliput.frameworks.torch.precision import Load, keep, load_in_parts, run_contiguous
 
@@ -69,9 +71,9 @@ class Reference:
             )
 
     def check_chance(self, model: nn.Module, drawn: str) -> None:
-        """Raise if the numbers that the masked model draws in evaluation change what it computes.
+        """Raise if random numbers drawn in evaluation change the masked model's outputs.
 
-        ``drawn`` is what it draws them from.
+        ``drawn`` names the generators.
         """
         twin = self.twin_of(model).model
         for _ in kinds_of_luck():
@@ -149,10 +151,10 @@ def _has_fast_path(model: nn.Module) -> bool:
 def make_references(
     model: nn.Module, example_inputs: Any, has_casts: bool, noise: Load | None = None
 ) -> list[Reference]:
-    """Run the masked model, in double precision if it can, and again with noise if there is some.
+    """Run the masked model, in double precision if possible, and again with noise if given.
 
-    Neither run makes the other needless: zeros hide errors from the first one, and noise that switches a unit
-    off hides what is wrong with it from the second.
+    Both runs are needed: zeros hide errors from the first one, and noise that switches a unit off hides its
+    errors from the second.
     """
     given = as_inputs(example_inputs)
     precisions: tuple[Precision, ...] = ("double",) if has_tables(model) else ("parts", "double")

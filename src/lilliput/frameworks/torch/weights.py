@@ -137,7 +137,7 @@ def ones_of(mask: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def in_blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield blocks of rows of tensors of one shape: what is made of them stays small, and in a cache."""
+    """Yield blocks of rows of tensors of one shape, so that intermediate results stay in the cache."""
     shape = tensors[0].shape
     if tensors[0].numel() <= _BLOCK or not shape:
         yield tensors

@@ -1,8 +1,8 @@
 """Widths that modules store but do not compute with: ``num_features``, ``feature_info``.
 
-No run shows whether they are right, but other code reads them: ``nn.Linear(model.num_features, 10)``
-for a new classifier. Each is compared with the tensors of its module. If all tensors of this width have
-the same new one, or those that a classifier reads, the new width is set; otherwise it is reported.
+No run shows whether they are right, but other code reads them: ``nn.Linear(model.num_features, 10)`` for a
+new classifier. Each is compared with the tensors of its module. If all tensors of this width, or those that
+a classifier reads, get the same new width, it is set; otherwise it is reported.
 """
 
 from __future__ import annotations

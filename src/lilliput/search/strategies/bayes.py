@@ -1,8 +1,9 @@
 """Bayesian search with Optuna's tree-structured Parzen estimator.
 
 Bergstra et al., "Algorithms for hyper-parameter optimization", 2011; Akiba et al., "Optuna", 2019. The
-estimator draws alternatives that are likelier among good trials than among bad ones. Its draws are made
-more aggressive, at random, until they are expected to meet the budget, and it is told what was evaluated.
+estimator draws alternatives that are likelier among good trials than among bad ones. Its samples are made
+more aggressive, at random, until they are expected to meet the budget, and the sampler is told the choice
+that was evaluated.
 
 ``optuna.log`` next to the journal of the search contains the study, for Optuna's dashboard. It is rewritten
 when a search is resumed: the same seed gives the same draws, and completed trials are only looked up.
@@ -22,7 +23,7 @@ from lilliput.search.task import Task, Trial
 
 NAME = "optuna.log"
 _AT_A_TIME = 4  # trials: the same number on one machine or several
-_DRAWS = 20  # without a new network, until it ends
+_DRAWS = 20  # without a new network, after which the search ends
 
 
 def search(task: Task) -> Trial:

@@ -13,9 +13,7 @@ from itertools import islice
 from lilliput.search.strategies.moves import exchanges
 from lilliput.search.task import Task, Trial
 
-_AT_A_TIME = (
-    4  # trials: as many whether one machine evaluates them or several, so that the end is the same
-)
+_AT_A_TIME = 4  # trials: fixed, so that the result does not depend on the number of machines
 
 
 def search(task: Task) -> Trial:

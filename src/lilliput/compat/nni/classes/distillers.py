@@ -9,7 +9,7 @@ from lilliput.compat.nni.classes.fusion import Fused
 from lilliput.compat.nni.config.distill_rules import distill_rules
 from lilliput.errors import ConfigError, Problem
 from lilliput.frameworks.features import Run
-from lilliput.frameworks.torch.capture import Call
+from lilliput.frameworks.torch.example_inputs import Call
 from lilliput.torch import Distiller
 
 

@@ -23,7 +23,8 @@ def call_trainer(
     """Call ``trainer(model, …)`` with arguments by the names of its parameters.
 
     A parameter of another name keeps its default, so that an epoch is never passed as a scheduler. The
-    second and the third, if they have none, are the optimizer and the criterion whatever their names.
+    second and the third, if they have no default, are the optimizer and the criterion, whatever their
+    names.
     """
     # Optimizer hooks do what v1's callback did after backward().
     values = {"optimizer": optimizer, "criterion": criterion, "epoch": epoch, "callback": _nothing}

@@ -37,6 +37,15 @@ from lilliput.compat.nni.config.keys import (
     TARGETS,
     UNSUPPORTED,
 )
+from lilliput.compat.nni.config.values import (
+    as_list,
+    converted,
+    is_same,
+    keys_of,
+    merge,
+    strings_of,
+    unshared,
+)
 from lilliput.errors import Problem
 from lilliput.printing import shown
 
@@ -92,18 +101,18 @@ def translate(rules: Sequence[Mapping[str, Any]], first: int = 0) -> Translation
     result = Translation()
     if isinstance(rules, Mapping):
         rules = [rules]
-    items = None if isinstance(rules, (str, bytes)) else _converted(list, rules)
+    items = None if isinstance(rules, (str, bytes)) else converted(list, rules)
     if items is None:
         message = f"expected a list of rules, received {shown(rules)}."
         result.problems.append(Problem("", message))
         return result
     for index, item in enumerate(items, first):
-        rule = _converted(dict, item) if isinstance(item, Mapping) else None
+        rule = converted(dict, item) if isinstance(item, Mapping) else None
         if rule is None:
             result.rules.append(item)
             result.origins.append(index)
             continue
-        draft = _Draft(index, {key: _unshared(value) for key, value in rule.items()}, result)
+        draft = _Draft(index, {key: unshared(value) for key, value in rule.items()}, result)
         for modern in draft.translate():
             result.rules.append(modern)
             result.origins.append(index)
@@ -148,7 +157,7 @@ class _Draft:
             self.sources[key] = source
             return
         present = self.rule[key]
-        agrees, merged = _merged(present, value)
+        agrees, merged = merge(present, value)
         if agrees:
             self.rule[key] = merged
         else:
@@ -179,9 +188,9 @@ class _Draft:
         if "target_names" not in self.rule and "target_settings" not in self.rule:
             return
         listed = self.rule.pop("target_names", None)
-        names = _strings([] if listed is None else listed)
+        names = strings_of([] if listed is None else listed)
         given = self.rule.pop("target_settings", {})
-        settings = _converted(dict, given) if isinstance(given, Mapping) else None
+        settings = converted(dict, given) if isinstance(given, Mapping) else None
         if names is None:
             message = f"expected a list such as ['weight', '_input_'], received {shown(listed)}."
             self.problem("target_names", message)
@@ -190,7 +199,7 @@ class _Draft:
             self.problem("target_settings", message)
         if names is None or settings is None:
             return
-        keys = {*self.rule, *(key for value in settings.values() for key in _keys(value))}
+        keys = {*self.rule, *(key for value in settings.values() for key in keys_of(value))}
         quantizes = bool(keys & QUANTIZATION_KEYS) or not keys & PRUNING_KEYS
         kinds = self.check_targets(names, settings, quantizes)
         for target, values in settings.items():
@@ -228,7 +237,7 @@ class _Draft:
     def flatten(self, target: Any, values: Any, quantizes: bool) -> None:
         """Move the settings of one target into the rule, where later steps read them."""
         kind = TARGETS.get(target) if isinstance(target, str) else None
-        settings = _converted(dict, values) if isinstance(values, Mapping) else None
+        settings = converted(dict, values) if isinstance(values, Mapping) else None
         where = f"target_settings → {shown(target)}"
         if settings is None:
             self.problem(where, f"expected a mapping of settings, received {shown(values)}.")
@@ -244,7 +253,7 @@ class _Draft:
             elif quantizes and key not in PRUNING_KEYS:
                 self.put(key, {kind: value}, source)
             else:
-                self.put(key, _unshared(value), source)
+                self.put(key, unshared(value), source)
 
     def refuse_unsupported(self) -> None:
         for key, reason in UNSUPPORTED.items():
@@ -262,11 +271,11 @@ class _Draft:
             if old in self.rule:
                 value = self.rule.pop(old)
                 is_list = new in NEW_SELECTORS
-                self.put(new, _listed(value) if is_list else value, self.sources.get(old, old))
+                self.put(new, as_list(value) if is_list else value, self.sources.get(old, old))
                 self.note(f"{old!r} ({era}) reads as {new!r}")
 
     def read_graph_types(self) -> None:
-        entries = _strings(self.rule.get("op_types", []))
+        entries = strings_of(self.rule.get("op_types", []))
         operations = [entry for entry in entries or [] if entry in GRAPH_TYPES]
         for name in operations:
             self.note(f"{name!r} (an operation of TensorFlow 1) reads as {GRAPH_TYPES[name]!r}")
@@ -282,7 +291,7 @@ class _Draft:
         elif not prune:
             self.put("exclude", True, "prune")
             self.note("'prune': False (NNI 2019) reads as 'exclude': True")
-        elif _same(self.rule.get("exclude", False), False):
+        elif is_same(self.rule.get("exclude", False), False):
             self.note("'prune': True (NNI 2019) is dropped: rules prune unless they exclude")
         else:
             self.problem("prune", "says True but 'exclude' is set; keep one of them.")
@@ -321,8 +330,8 @@ class _Draft:
             if old not in self.rule:
                 continue
             value = self.rule.pop(old)
-            entries = _strings(value)
-            present = _strings(self.rule.get(new, []))
+            entries = strings_of(value)
+            present = strings_of(self.rule.get(new, []))
             if entries is None:
                 self.problem(old, f"expected a list of strings, received {shown(value)}.")
             elif present is None:
@@ -337,84 +346,20 @@ class _Draft:
         rule = self.rule
         if "op_types" not in rule or "op_names" not in rule:
             return [rule]
-        by_type = {key: _unshared(v) for key, v in rule.items() if key != "op_names"}
-        by_name = {key: _unshared(v) for key, v in rule.items() if key != "op_types"}
-        if _same(rule["op_names"], []):
+        by_type = {key: unshared(v) for key, v in rule.items() if key != "op_names"}
+        by_name = {key: unshared(v) for key, v in rule.items() if key != "op_types"}
+        if is_same(rule["op_names"], []):
             return [by_type]
-        if _same(rule["op_types"], []):
+        if is_same(rule["op_types"], []):
             return [by_name]
         self.note("a type and a name (NNI 2019) mean type OR name: read as two rules")
         return [by_type, by_name]
 
 
-def _converted(kind: type[Any], value: Any) -> Any:
-    """Return ``kind(value)``, or None if the value's own code fails."""
-    try:
-        return kind(value)
-    except Exception:  # runs the user's code; translate() must not raise
-        return None
-
-
-def _same(left: Any, right: Any) -> bool:
-    """Compare any two values; lists of strings compare without order."""
-    lists = isinstance(left, list) and isinstance(right, list)
-    if lists and all(isinstance(item, str) for item in [*left, *right]):
-        return set(left) == set(right)
-    try:
-        return bool(left == right)
-    except Exception:  # arrays, deep nesting or the user's own code
-        return False
-
-
-def _merged(left: Any, right: Any) -> tuple[bool, Any]:
-    """Return whether two values of one setting agree, and the combined value."""
-    if _same(_listed(left), _listed(right)):
-        return True, left
-    if type(left) is dict and type(right) is dict:
-        agrees = all(_same(left[kind], right[kind]) for kind in left.keys() & right.keys())
-        return agrees, {**right, **left}
-    if type(left) is dict:
-        left, right = right, left
-    if type(right) is dict:
-        # A value for all quant types and one by type are fine if they are equal.
-        return all(_same(left, value) for value in right.values()), left
-    return False, left
-
-
 def _follows_weight(key: Any, value: Any) -> bool:
     """Whether a setting of the bias only spells out NNI's default: masked like its weight."""
     if key == "apply_method":
-        return _same(value, "mul")
+        return is_same(value, "mul")
     if key != "align" or type(value) is not dict:
         return False
-    return value.get("module_name") is None and _same(value.get("target_name"), "weight")
-
-
-def _strings(value: Any) -> list[str] | None:
-    """Return a string or a list of strings as a new list, or None for anything else."""
-    items = _listed(value)
-    if isinstance(items, list) and all(isinstance(item, str) for item in items):
-        return list(items)
-    return None
-
-
-def _listed(value: Any) -> Any:
-    """Return a bare string or a tuple as a list, anything else unchanged."""
-    if isinstance(value, str):
-        return [value]
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _keys(value: Any) -> list[Any]:
-    return list(_converted(dict, value) or {}) if isinstance(value, Mapping) else []
-
-
-def _unshared(value: Any) -> Any:
-    """Copy a plain container, so that rules share none with each other or the user.
-
-    A dict subclass becomes a plain dict, because its methods are unknown.
-    """
-    if isinstance(value, dict):
-        copied = _converted(dict, value)
-        return value if copied is None else copied
-    return value.copy() if type(value) is list else value
+    return value.get("module_name") is None and is_same(value.get("target_name"), "weight")

@@ -35,7 +35,7 @@ def on_schedule(config_list: Any, end_epoch: int, frequency: int = 1) -> Any:
 
 
 def in_part(config_list: Any, part: float) -> Any:
-    """Make each rule keep a power of its share: two halves after each other remove all of it.
+    """Raise the kept share of each rule to a power: applied twice with 1 / 2, it removes the full sparsity.
 
     Examples
     --------

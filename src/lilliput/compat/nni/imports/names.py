@@ -70,7 +70,7 @@ def resolve(path: str, name: str) -> Any:
 
 
 def explain_missing(path: str, name: str) -> str:
-    """Return that a name is not available, and what is."""
+    """Return the message that a name is not available, with the names that are."""
     if path == "nni":
         return f"{path}.{name} is not available: Lilliput replaces NNI's model compression only."
     usable = [found for found in available(path) if not _is_internal(path, found)]

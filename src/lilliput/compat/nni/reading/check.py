@@ -1,4 +1,4 @@
-"""Report, without running a program, what it uses of NNI and whether that runs here.
+"""Report which parts of NNI a program uses and whether they run here, without running it.
 
 Examples
 --------

@@ -1,4 +1,4 @@
-"""Check whether what a program uses of NNI runs here, and find its current spelling.
+"""Check whether the parts of NNI that a program uses run here, and find their current spelling.
 
 The results come from the shim itself: a name is looked up as an import would, and the arguments of a
 constructor are read by the same forms as at run time, with a placeholder for each value that is not a

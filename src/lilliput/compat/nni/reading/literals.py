@@ -68,7 +68,7 @@ def value_of(node: ast.expr) -> Any:
 
 
 def judge_rules(use: RulesUse) -> Iterator[Verdict]:
-    """Return for each key of a config list whether its classes read it, and as what."""
+    """Return, for each key of a config list, whether and how its classes read it."""
     known = _known_keys(use.paths)
     rules = [read_rule(item) for item in use.node.elts if isinstance(item, ast.Dict)]
     faults = own_faults(use.paths, rules)

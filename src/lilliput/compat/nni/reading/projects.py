@@ -15,7 +15,7 @@ from lilliput.compat.nni.config.dialects import translate
 from lilliput.compat.nni.config.target_quant_rules import is_of_v3
 from lilliput.compat.nni.reading.check import FileReport, check_source, programs
 from lilliput.compat.nni.reading.rewriting import rewrite
-from lilliput.config.files import BadFileError, dump, parse_text, read_bytes
+from lilliput.config.plain_text import BadFileError, dump, parse_text, read_bytes
 from lilliput.errors import ConfigError
 from lilliput.files import write_atomically
 

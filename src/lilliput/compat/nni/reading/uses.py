@@ -68,7 +68,7 @@ def split(path: str) -> tuple[str, str]:
 
 
 def find_uses(tree: ast.Module) -> Uses:
-    """Return what a parsed program uses of NNI."""
+    """Return the parts of NNI that a parsed program uses."""
     return _Reader(tree).uses
 
 

@@ -18,8 +18,10 @@ from lilliput.compat.nni.tools.filing import PathLike
 from lilliput.compat.nni.tools.speedup import at_least_two
 from lilliput.errors import ConfigError
 from lilliput.files import write_atomically
-from lilliput.frameworks.torch.capture import as_inputs, plain_copy, read
+from lilliput.frameworks.torch.capture import read
+from lilliput.frameworks.torch.copies import plain_copy
 from lilliput.frameworks.torch.discover import unwrapped
+from lilliput.frameworks.torch.example_inputs import as_inputs
 from lilliput.frameworks.torch.graph import to_graph
 from lilliput.graph.analysis import Analysis, analyse
 

@@ -17,7 +17,7 @@ from lilliput.frameworks.exporting.simulation import Simulation
 def find_notes(
     draft: Draft, simulation: Simulation, weights: Mapping[int, Found], layers: list[Layer]
 ) -> list[str]:
-    """Return notes on what makes a file larger or slower than necessary."""
+    """Return notes on causes of a larger or slower file."""
     if not simulation.placements:
         return []
     integers, floats = count_operators(draft)

@@ -21,7 +21,7 @@ def schema() -> Any:
 
 
 def part_of_litert(name: str, purpose: str) -> Any:
-    """Return a module of LiteRT, or raise with what to install for the purpose."""
+    """Return a module of LiteRT, or raise an error that says what to install."""
     for home in _HOMES:
         try:
             return import_module(f"{home}.{name}")

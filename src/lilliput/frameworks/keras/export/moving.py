@@ -12,7 +12,7 @@ from keras import tree
 from lilliput.errors import ExportError
 from lilliput.frameworks.exporting.simulation import Array, Inputs, to_array
 from lilliput.frameworks.keras.export.simulation import call, reason_of
-from lilliput.frameworks.keras.instrument import sidecar_of
+from lilliput.frameworks.keras.sidecar import sidecar_of
 
 
 def backend_name() -> str:

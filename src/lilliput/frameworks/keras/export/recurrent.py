@@ -9,7 +9,7 @@ import keras
 
 from lilliput.frameworks.exporting.simulation import Inputs
 from lilliput.frameworks.keras.discover import layers_by_path
-from lilliput.frameworks.keras.instrument import unshadowed
+from lilliput.frameworks.keras.shadow import unshadowed
 from lilliput.frameworks.keras.snapshot import watch
 from lilliput.frameworks.work import Work
 

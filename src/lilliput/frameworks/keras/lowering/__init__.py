@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from lilliput.frameworks.keras.instrument import unshadowed
 from lilliput.frameworks.keras.lowering import convolve, dense, elementwise, norms, recurrent, shape
 from lilliput.frameworks.keras.lowering.table import LOWERINGS, Lowering
+from lilliput.frameworks.keras.shadow import unshadowed
 
 __all__ = ["LOWERINGS", "find_lowering"]
 

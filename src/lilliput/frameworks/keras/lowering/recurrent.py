@@ -7,8 +7,8 @@ from typing import Any
 from keras import layers
 
 from lilliput.frameworks.keras.discover import cells_of
-from lilliput.frameworks.keras.instrument import unshadowed
 from lilliput.frameworks.keras.lowering.table import UnknownError, Writer, kind_of, lowering
+from lilliput.frameworks.keras.shadow import unshadowed
 from lilliput.frameworks.keras.tensors import variables_of
 from lilliput.graph.ir import Tensor
 

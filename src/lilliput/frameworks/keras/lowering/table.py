@@ -7,7 +7,7 @@ from typing import Any
 
 from lilliput.frameworks.keras.graph import Graph as Calls
 from lilliput.frameworks.keras.graph import Node
-from lilliput.frameworks.keras.instrument import unshadowed
+from lilliput.frameworks.keras.shadow import unshadowed
 from lilliput.frameworks.keras.tensors import Tensors
 from lilliput.graph.ir import Graph, Op, Parameter, Shape, Tensor
 

@@ -17,6 +17,7 @@ from lilliput.frameworks.keras.functions import retrace
 from lilliput.frameworks.keras.grad import with_gradient
 from lilliput.frameworks.keras.graph import function_of
 from lilliput.frameworks.keras.learned import Parameter
+from lilliput.frameworks.keras.sidecar import sidecar_of
 from lilliput.frameworks.keras.variables import raw, tensor_of
 from lilliput.frameworks.keras.wrapper import ModuleWrapper
 from lilliput.frameworks.ports.graphs import Graphs, Quantizing
@@ -63,7 +64,7 @@ class KerasQuantizing(Quantizing):
     def keep_quantizers(self, wrapper: ModuleWrapper, roles: Collection[str]) -> None:
         """Quantize activations at the layers that own the weight only if ``roles`` names them."""
         for owner in wrapper.layer_info.owners:
-            sidecar = instrument.sidecar_of(owner.module)
+            sidecar = sidecar_of(owner.module)
             if sidecar is not None:
                 sidecar.keep_quantizers(wrapper, roles)
         retrace(wrapper.compressor.bound_model)

@@ -18,6 +18,7 @@ from lilliput.frameworks.keras.functions import retrace
 from lilliput.frameworks.keras.learning import reconcile
 from lilliput.frameworks.keras.masks import apply_masks, check_quantizers, fault_of, moves_zeros
 from lilliput.frameworks.keras.scopes import sync
+from lilliput.frameworks.keras.sidecar import quantizers_in, sidecar_of
 from lilliput.frameworks.keras.variables import forget_in_torch, raw_weight, tensor_of, to_array
 from lilliput.frameworks.keras.wrapper import WRAPPERS, ModuleWrapper
 from lilliput.frameworks.ports.layers import Layers, Masks
@@ -38,7 +39,7 @@ class KerasLayers(Layers):
 
     def quantizers_in(self, model: Any) -> list[Any]:
         """Return the wrappers of quantizers attached to a model."""
-        return instrument.quantizers_in(layers_by_path(model).values())
+        return quantizers_in(layers_by_path(model).values())
 
     def parameters(self, model: Any) -> dict[str, LayerInfo]:
         """Return each trained variable under all its full names."""
@@ -139,7 +140,7 @@ class KerasMasks(Masks):
     def masked_weight(self, wrapper: ModuleWrapper) -> Tensor:
         """Return the raw weight with all pruners applied."""
         weight = ops.stop_gradient(tensor_of(wrapper.weight))
-        sidecar = instrument.sidecar_of(wrapper.module)
+        sidecar = sidecar_of(wrapper.module)
         name = str(wrapper.layer_info.weight_name)
         return weight if sidecar is None else ops.stop_gradient(sidecar.pruned(name, weight))
 
@@ -153,7 +154,7 @@ class KerasMasks(Masks):
 
     def narrow_norms_again(self, model: Any) -> None:
         """Restrict norms for the remaining pruners of a model, after one was removed."""
-        sidecars = [x for x in map(instrument.sidecar_of, model._flatten_layers()) if x is not None]
+        sidecars = [x for x in map(sidecar_of, model._flatten_layers()) if x is not None]
         wrappers = [w for sidecar in sidecars for w in sidecar.wrappers if w.order == 0]
         for wrapper in {id(w.compressor): w for w in wrappers}.values():
             self.narrow_norms([wrapper])
@@ -163,7 +164,7 @@ class KerasMasks(Masks):
         from lilliput.frameworks.keras.narrow import set_narrow
 
         layers = layers_by_path(model)
-        held = {path: instrument.sidecar_of(layer) for path, layer in layers.items()}
+        held = {path: sidecar_of(layer) for path, layer in layers.items()}
         narrow = [path for path, x in held.items() if x is not None and x.narrow is not None]
         for path in narrow:
             set_narrow(layers[path], None, model)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -21,6 +20,11 @@ Tensor = Any
 class KerasRunning(Running):
     """Run a model on data, and report how it is running."""
 
+    is_tracing = staticmethod(is_tracing)
+    probe = staticmethod(effects.probe)
+    sampled_loss = staticmethod(effects.sampled_loss)
+    no_grad = staticmethod(running.no_grad)
+
     def is_activated(self, layer: LayerInfo) -> bool:
         """Whether the layer has an activation other than the linear one."""
         own = getattr(layer.module, "activation", None)
@@ -29,10 +33,6 @@ class KerasRunning(Running):
     def feeder(self, example_inputs: Any) -> Forward:
         """Return a function that calls a model with the inputs of a batch, as ``fit`` does."""
         return running.call
-
-    def is_tracing(self) -> bool:
-        """Whether a graph is being traced."""
-        return is_tracing()
 
     def run(
         self, model: Any, batches: Iterable[Any], forward: Forward | None, task: Task | None = None
@@ -45,14 +45,6 @@ class KerasRunning(Running):
             effects.run(model, batches, forward or running.call, taps, task)
         else:
             running.run_with_gradients(model, batches, forward or running.call, task)
-
-    def probe(self, outputs: Any) -> Tensor:
-        """Return a random combination of outputs to differentiate."""
-        return effects.probe(outputs)
-
-    def sampled_loss(self, outputs: Any, seed: int) -> Tensor | None:
-        """Return a loss whose derivatives measure KL divergences; see :mod:`effects`."""
-        return effects.sampled_loss(outputs, seed)
 
     def watch_effects(
         self, layer: LayerInfo, task: Callable[..., None], weight_only: bool = False
@@ -78,7 +70,3 @@ class KerasRunning(Running):
     def is_tensor(self, value: Any) -> bool:
         """Whether a value is a tensor, a variable or a NumPy array."""
         return isinstance(value, (keras.Variable, np.ndarray)) or bool(ops.is_tensor(value))
-
-    def no_grad(self) -> AbstractContextManager[Any]:
-        """A context in which no gradient is recorded."""
-        return running.no_grad()

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from lilliput.errors import ExportError
 from lilliput.frameworks.exporting.simulation import Inputs, Simulation, model_under, numbered
 from lilliput.frameworks.torch.caches import without_states
-from lilliput.frameworks.torch.capture import as_inputs as as_inputs
-from lilliput.frameworks.torch.capture import plain_copy, quiet
+from lilliput.frameworks.torch.capture import quiet
+from lilliput.frameworks.torch.copies import plain_copy
 from lilliput.frameworks.torch.discover import unwrapped
+from lilliput.frameworks.torch.example_inputs import as_inputs as as_inputs
 from lilliput.frameworks.torch.export.plain import check_norms
 from lilliput.frameworks.torch.export.rounded import RoundedWeights
 from lilliput.frameworks.torch.export.sizes import input_names, resized, tensors_in

@@ -35,8 +35,8 @@ def trace(
 ) -> tuple[Any, OpenSizes, dict[str, str]]:
     """Return the model as an ``onnx_ir.Model`` with ``Mark`` nodes.
 
-    Also the dynamic sizes among the axes of the simulation, and their names by those in the trace.
-    ``prepare(graph)`` is called before torch optimizes the graph.
+    Also return the dynamic sizes among the axes of the simulation, and their names, by the names in the
+    trace. ``prepare(graph)`` is called before torch optimizes the graph.
     """
     axes, operator = simulation.axes, mark_operator()
     numbers = {placement.key: i for i, placement in enumerate(simulation.placements)}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lilliput.errors import StateError
 from lilliput.frameworks.ports.files import PlainFiles, Processes, Storing
-from lilliput.frameworks.torch import files, statistics
+from lilliput.frameworks.torch import files, process_group
 from lilliput.frameworks.torch.discover import unwrapped
 from lilliput.frameworks.torch.sidecar import Sidecar
 
@@ -18,9 +18,9 @@ from lilliput.frameworks.torch.sidecar import Sidecar
 class TorchProcesses(Processes):
     """Synchronize with other processes that train the same model."""
 
-    def sum_over_processes(self, tensor: Tensor) -> Tensor:
-        """Return the sum of a tensor over the default process group, if there is one."""
-        return statistics.sum_over_processes(tensor)
+    sum_over_processes = staticmethod(process_group.sum_over_processes)
+    processes = staticmethod(process_group.processes)
+    reduce = staticmethod(process_group.reduce)
 
     def watch_join(self, model: nn.Module) -> list[Any]:
         """Record which DistributedDataParallel runs the model; see :mod:`joining`."""
@@ -36,22 +36,14 @@ class TorchProcesses(Processes):
 
         return joining(model) is not None
 
-    def processes(self) -> int:
-        """Return the size of the default process group."""
-        return statistics.processes()
-
     def process_index(self) -> int:
         """Return the rank in the default process group."""
-        return torch.distributed.get_rank() if statistics.processes() > 1 else 0
+        return torch.distributed.get_rank() if self.processes() > 1 else 0
 
     @torch.no_grad()
     def average(self, tensors: Sequence[Tensor]) -> bool:
         """Average tensors in place over the default process group; False if there is none."""
-        return statistics.average(tensors)
-
-    def reduce(self, array: Any, how: str) -> Any:
-        """Reduce over the default process group, if there is one."""
-        return statistics.reduce(array, how)
+        return process_group.average(tensors)
 
 
 class TorchStoring(Storing):
@@ -59,7 +51,7 @@ class TorchStoring(Storing):
 
     def copy_model(self, model: nn.Module) -> nn.Module:
         """Return a deep copy."""
-        from lilliput.frameworks.torch.capture import whole_copy
+        from lilliput.frameworks.torch.copies import whole_copy
 
         return whole_copy(model)
 

@@ -26,7 +26,8 @@ class TorchGraphs(Graphs):
 
     def graph(self, model: nn.Module, example_inputs: Any) -> Graph:
         """Record one run of a copy of the model, without values."""
-        from lilliput.frameworks.torch.capture import forget_values, plain_copy
+        from lilliput.frameworks.torch.capture import forget_values
+        from lilliput.frameworks.torch.copies import plain_copy
         from lilliput.frameworks.torch.graph import graph_of
 
         graph = graph_of(plain_copy(model, share=True), example_inputs)
@@ -34,12 +35,12 @@ class TorchGraphs(Graphs):
         return graph
 
     def needs_example(self, model: nn.Module) -> bool:
-        """Return True: only a run shows what a module does."""
+        """Return True: the behaviour of a module is only known from a run."""
         return True
 
     def flow(self, model: nn.Module, example_inputs: Any) -> Flow:
         """Run the model once in eval mode; see :mod:`flow`."""
-        from lilliput.frameworks.torch.capture import as_inputs
+        from lilliput.frameworks.torch.example_inputs import as_inputs
         from lilliput.frameworks.torch.flow import record_flow
 
         args, kwargs = as_inputs(example_inputs)
@@ -59,7 +60,7 @@ class TorchGraphs(Graphs):
     def flow_of_batch(
         self, model: nn.Module, batch: Any, forward: Callable[..., Any] | None
     ) -> Flow:
-        """Run the first rows of a batch in eval mode, or all of it if the model requires that."""
+        """Run the first rows of a batch in eval mode, or the whole batch if the model requires it."""
         from lilliput.frameworks.torch.flow import flow_of_batch
 
         return flow_of_batch(model, batch, forward)

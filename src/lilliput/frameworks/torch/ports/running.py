@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -10,46 +10,21 @@ import torch
 from torch import Tensor, nn
 
 from lilliput.config.layer import LayerInfo
-from lilliput.frameworks.ports.running import Forward, Running, Task
+from lilliput.frameworks.ports.running import Running
 from lilliput.frameworks.torch import batches, effects, recompute, statistics
 
 
 class TorchRunning(Running):
     """Run a model on data, and report how it is running."""
 
-    def is_recomputing(self) -> bool:
-        """Whether autograd repeats this forward pass; see :mod:`recompute`."""
-        return recompute.is_recomputing()
-
-    def when_recomputing(self, like: Tensor) -> Tensor | None:
-        """Return a flag for the same in compiled code."""
-        return recompute.when_recomputing(like)
-
-    def may_be_recomputed(self) -> bool:
-        """Whether autograd may repeat this forward pass."""
-        return recompute.may_be_recomputed()
-
-    def run(
-        self,
-        model: nn.Module,
-        batches: Iterable[Any],
-        forward: Forward | None,
-        task: Task | None = None,
-    ) -> None:
-        """Run batches in eval mode, with gradients if a task reads them."""
-        statistics.run(model, batches, forward, task)
-
-    def on_gradient(self, tensor: Tensor, task: Callable[[Tensor], None]) -> None:
-        """Register a tensor hook."""
-        statistics.on_gradient(tensor, task)
-
-    def probe(self, outputs: Any) -> Tensor:
-        """Return a random combination of outputs to differentiate."""
-        return statistics.probe(outputs)
-
-    def sampled_loss(self, outputs: Any, seed: int) -> Tensor | None:
-        """Return a loss whose derivatives measure KL divergences; see :mod:`effects`."""
-        return effects.sampled_loss(outputs, seed)
+    is_recomputing = staticmethod(recompute.is_recomputing)
+    when_recomputing = staticmethod(recompute.when_recomputing)
+    may_be_recomputed = staticmethod(recompute.may_be_recomputed)
+    run = staticmethod(statistics.run)
+    on_gradient = staticmethod(statistics.on_gradient)
+    probe = staticmethod(statistics.probe)
+    sampled_loss = staticmethod(effects.sampled_loss)
+    feeder = staticmethod(batches.feeder)
 
     def watch_effects(
         self, layer: LayerInfo, task: Callable[..., None], weight_only: bool = False
@@ -78,10 +53,6 @@ class TorchRunning(Running):
         owner = next(takes, layer.owners[0])
         name = owner.weight_name or ""
         return effects.weight_effects(owner.module, name, changes, inputs, gradient, keeps_means)
-
-    def feeder(self, example_inputs: Any) -> Forward:
-        """Return a function that calls a model with a batch; see :mod:`batches`."""
-        return batches.feeder(example_inputs)
 
     def remember(self, model: nn.Module) -> statistics.Snapshot:
         """Return copies of all parameters and buffers, and the modes of all modules."""

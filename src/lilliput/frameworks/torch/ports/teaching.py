@@ -11,8 +11,8 @@ from lilliput.config.layer import LayerInfo
 from lilliput.frameworks.features import Run
 from lilliput.frameworks.ports.teaching import Teaching
 from lilliput.frameworks.torch import features
+from lilliput.frameworks.torch.process_group import processes
 from lilliput.frameworks.torch.replicated import GradientMean
-from lilliput.frameworks.torch.statistics import processes
 from lilliput.frameworks.torch.weights import is_sharded
 from lilliput.frameworks.torch.wrapper import ModuleWrapper
 
@@ -46,7 +46,7 @@ class TorchTeaching(Teaching):
 
     def as_arguments(self, example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return a tensor, a tuple of arguments or a dict of named ones as arguments."""
-        from lilliput.frameworks.torch.capture import as_inputs
+        from lilliput.frameworks.torch.example_inputs import as_inputs
 
         return as_inputs(example_inputs)
 

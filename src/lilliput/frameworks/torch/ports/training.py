@@ -76,7 +76,7 @@ class TorchTraining(Training):
         return unwrapped(model).training
 
     def check_regrowth(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> None:
-        """Raise if it is unknown what the optimizer remembers of a weight that is new to it."""
+        """Raise if the optimizer's initial state for a new weight is unknown."""
         held = _held_by(optimizer)
         for parameter, _ in masked_parameters(wrappers):
             if id(parameter) in held:

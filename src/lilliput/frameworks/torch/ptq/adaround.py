@@ -28,7 +28,7 @@ LARGEST = 1 << 26  # numbers in one layer's samples
 
 @dataclass(frozen=True)
 class Settings:
-    """How long and on what each layer is trained; see :class:`PTQQuantizer`."""
+    """How long each layer is trained, and on how much data; see :class:`PTQQuantizer`."""
 
     steps: int = 1000
     batch_size: int = 256

@@ -1,10 +1,10 @@
 """Bias correction: rounding shifts the mean of a layer's output, and its bias compensates.
 
-Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019, with the
-means measured on data: ``b := b + mean(y) - mean(y_quantized)`` for each channel, one layer after
-the other, so that each sees what the layers before it have become. That takes a run per layer. The quick way
-is one run for all: each batch is given the means that it has in float as it passes, which is the same where
-there is one batch.
+Nagel et al., "Data-Free Quantization Through Weight Equalization and Bias Correction", 2019, with the means
+measured on data: ``b := b + mean(y) - mean(y_quantized)`` for each channel, layer by layer, so that each
+sees the corrected outputs of the layers before it. That takes a run per layer. The quick way corrects all
+layers in one run: each batch is shifted to its float means as it passes, which is equivalent if there is a
+single batch.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ChannelMean:
 
 
 class CorrectedMean(ChannelMean):
-    """The mean of each channel of a layer whose calls are given the means that they have in float."""
+    """The mean of each channel of a layer whose outputs are shifted to their float means."""
 
     def __init__(self, axis: int, wanted: ChannelMean) -> None:
         super().__init__(axis)

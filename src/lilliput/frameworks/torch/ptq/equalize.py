@@ -5,8 +5,8 @@ ReLU (or nothing) is between two layers, channel ``i`` can be divided by ``s_i``
 first and multiplied again at the input of the second. With ``r1_i`` and ``r2_i`` the largest magnitudes
 of its weights, batch norms folded in, ``s_i = sqrt(r1_i / r2_i)`` makes both equal.
 
-A factor passes through a ReLU6 only if nothing is clipped, before and after. So channels that come
-close to six in calibration are not changed, and the others grow only as far as they stay below it.
+A factor passes through a ReLU6 only if nothing is clipped, before and after. So channels that come close to
+six in calibration are not changed, and the others grow only while they stay below it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HOMOGENEOUS = frozenset(
 _SWEEPS = 20
 _SETTLED = 1e-3
 _LIMIT = 100.0  # keeps a nearly dead channel from blowing up
-_CLEAR = 0.8  # of the upper bound of a clip, up to which a channel may have come in calibration
+_CLEAR = 0.8  # of a clip's upper bound, which a channel may reach in calibration
 
 Values = dict[nn.Parameter, Tensor]
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lilliput.errors import StageError, UnsupportedModelError
 from lilliput.frameworks.torch.discover import unwrapped
+from lilliput.frameworks.torch.process_group import processes
 from lilliput.frameworks.torch.ptq import adaround, bias_correction, equalize, smooth
 from lilliput.frameworks.torch.ptq.changes import Changes
 from lilliput.frameworks.torch.ptq.equalize import Pair
@@ -198,9 +199,7 @@ class Refinement:
 
 
 def _expect_one_process() -> None:
-    distributed = torch.distributed
-    is_begun = distributed.is_available() and distributed.is_initialized()
-    if is_begun and distributed.get_world_size() > 1:
+    if processes() > 1:
         raise StageError(
             "equalize, smooth, adaround and bias_correction run in one process; calibrate there, and "
             "load the model's state dict and the quantizer's state() in the others."

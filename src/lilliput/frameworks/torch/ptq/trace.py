@@ -1,8 +1,8 @@
 """Find layers that can be changed without changing what a model computes.
 
-A :class:`~lilliput.graph.flow.Flow` records the readers of each value. This adds what else is needed for
-moving a factor from one layer to the next: the exact operation (a factor passes through ReLU, but not
-through ReLU6), and whether anything but the layer itself reads its parameters.
+A :class:`~lilliput.graph.flow.Flow` records the readers of each value. This adds the information needed to
+move a factor from one layer to the next: the exact operation (a factor passes through ReLU, but not through
+ReLU6), and whether anything but the layer itself reads its parameters.
 """
 
 from __future__ import annotations

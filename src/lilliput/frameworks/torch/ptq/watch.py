@@ -27,8 +27,8 @@ def watch(
 ) -> None:
     """Call ``see(batch, input, output)`` at each call of some modules, in eval mode.
 
-    The input is what the module computes with, the output what it computes, before anybody quantizes
-    it; a tensor that is returned takes its place. ``is_last``: the rest of the model does not matter.
+    ``input`` is the tensor that the module computes with, ``output`` its result before it is quantized; a
+    tensor that ``see`` returns replaces the output. ``is_last``: the rest of the model need not run.
     """
     for index, batch in enumerate(batches):
         handles = [
