@@ -41,6 +41,7 @@ def test_doctor(lilliput, monkeypatch):
     found = as_json(lilliput("doctor", "--json"))
     packages = {row["name"]: row for row in found["packages"]}
     assert packages["torch"]["version"] and packages["torch"]["install"] is None
+    assert {"scipy", "optuna"} <= set(packages)  # what lilliput[search] installs
     assert found["cores"] >= 1 and isinstance(found["flags"], dict)
     monkeypatch.setattr("lilliput.cli.checkup.versions_of", lambda names: {})
     text = " ".join(lilliput("doctor").out.split())

@@ -142,7 +142,7 @@ def test_auto_writes_a_file_that_keeps_the_goal(lilliput, place):
     again = lilliput(*words, "-o", "small")
     assert again.code == 2 and "--resume" in again.err
     planned = lilliput(*words, "--dry-run", "-o", "other")
-    assert json.loads(planned.out)["decisions"] == 5 and not (place / "other").exists()
+    assert json.loads(planned.out)["decisions"] == 2 and not (place / "other").exists()
 
 
 @pytest.mark.parametrize(("verdict", "code"), [("met", 0), ("not shown", 4), ("not met", 1)])
@@ -221,3 +221,36 @@ def test_repair_restores_what_a_config_list_takes(lilliput, place):
     assert ended.code == 0, ended.err
     after, before = (json.loads(ended.out)["receipt"][side] for side in ("after", "before"))
     assert after["metric"] >= before["metric"] and (place / "better" / "found.json").is_file()
+
+
+@pytest.mark.parametrize(("cost", "is_timed"), [("latency", True), ("macs", False)])
+def test_repair_says_that_it_will_time_networks(cost, is_timed, lilliput, place):
+    (place / "harsh.json").write_text('[{"op_types": ["Conv2d"], "sparsity": 0.75}]')
+    words = ["repair", "tiny_cli:build", "harsh.json", "--drop", "0", "--cost", cost, *COMMON]
+    said = lilliput(*words, "--dry-run").out
+    assert "evaluate at most 10" in said and ("time 12 networks" in said) == is_timed
+
+
+def test_repair_shows_its_progress(lilliput, place):
+    pytest.importorskip("scipy")
+    pytest.importorskip("onnxscript")
+    (place / "harsh.json").write_text('[{"op_types": ["Conv2d"], "sparsity": 0.75}]')
+    words = ["repair", "tiny_cli:build", "harsh.json", "--drop", "1", "--cost", "macs", *COMMON]
+    ended = lilliput(*(word for word in words if word != "--quiet"), "-o", "better")
+    assert ended.code == 0 and "trial 1: metric" in ended.err
+
+
+def test_repair_fails_if_the_file_loses_too_much(lilliput, place, monkeypatch):
+    from lilliput.measure.receipt import Figures, Receipt
+    from lilliput.search.result import Found
+
+    (place / "harsh.json").write_text('[{"op_types": ["Conv2d"], "sparsity": 0.75}]')
+    (place / "better").mkdir()
+    receipt = Receipt(Figures("original"), Figures("found"))
+    found = Found([], [], [], [], receipt, None, place / "model.onnx", "not met", [])
+    monkeypatch.setattr("lilliput.search.repair.repair", lambda *args, **given: found)
+    words = ["repair", "tiny_cli:build", "harsh.json", "--drop", "0", *COMMON, "-o", "better"]
+    ended = lilliput(*words)
+    assert ended.code == 1 and "loses more than --drop" in ended.err
+    ended = lilliput(*words, "--json")
+    assert ended.code == 1 and json.loads(ended.out)["is_met"] is False

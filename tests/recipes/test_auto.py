@@ -54,6 +54,7 @@ def test_a_goal_that_needs_no_training_is_not_trained_for(tmp_path, monkeypatch)
     monkeypatch.setattr(auto, "_train", None)
     done = goal(tmp_path, {"macs": 0.9, "drop": 0.5})
     assert done.is_met and str(done).endswith(f"the budget is met; the file is {done.path}")
+    assert any("model.onnx is for CPUs" in note for note in done.receipt.notes)
 
 
 def test_ctrl_c_keeps_the_best_so_far(tmp_path, monkeypatch):
@@ -86,6 +87,7 @@ def test_a_run_in_the_same_folder_keeps_the_best_file(tmp_path, monkeypatch):
     assert set(seen) == {content}  # at no time was there another
     assert again.receipt.after.metric == 0.999 and not list(tmp_path.glob(".next*"))
     assert [x["what"] for x in again.history] == [x["what"] for x in first.history]
+    assert set(first.receipt.notes[-1:]) <= set(again.receipt.notes)  # which CPUs it is for
     assert accuracy(again.model) == pytest.approx(first.receipt.after.metric)
 
 

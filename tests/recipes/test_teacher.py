@@ -120,7 +120,7 @@ def test_a_plan_shows_what_is_compared(project):
     rules = [{}, {"op_names": ["0"]}]
     shown = str(plan({**BASE, "steps": [{"distill": "original", "epochs": 2, "config": rules}]}))
     assert "distill (original), 2 epochs" in shown
-    assert "rule 0: 1 layers: (model)" in shown
+    assert "rule 0: 1 layer: (model)" in shown
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -116,6 +116,7 @@ def test_an_export_comes_with_its_receipt(exported):
     assert receipt.before.macs == receipt.after.macs == 36 * 8 * 27 + 8 * 36 * 5
     assert receipt.after.parameters == 8 * 27 + 8 + 8 * 36 * 5 + 5  # the norm is folded
     assert receipt.max_difference == max(x.max_error for x in result.runtimes.values())
+    assert "to the simulation" in str(receipt)  # not to the float model, which is the other column
     assert receipt.before.runtime == receipt.after.runtime
     assert receipt.after.runtime.startswith("ONNX Runtime")
     assert "not comparable" not in str(receipt)

@@ -39,6 +39,12 @@ def test_channels_are_restored_until_the_drop_is_kept_and_no_further(tmp_path):
     assert min(x["costs"]["macs"] for x in kept) == pytest.approx(found.receipt.after.macs)
 
 
+def test_the_receipt_says_which_processors_the_file_is_for(tmp_path):
+    rules = [{"op_types": ["Linear"], "quant_bits": 8}]
+    found = repair(trained(), rules, drop=1.0, folder=tmp_path, cost="macs", trials=2, **GIVEN)
+    assert any("model.onnx is for CPUs" in note for note in found.receipt.notes)
+
+
 def test_what_loses_nothing_stays_as_it_is(tmp_path):
     rules = [{"op_types": ["Linear"], "quant_types": ["weight"], "quant_bits": 8}]
     found = repair(trained(), rules, drop=0.05, folder=tmp_path, cost="macs", **GIVEN)

@@ -186,6 +186,13 @@ def tiny():
 
 
 @pytest.mark.parametrize("compact", [False, True])
+def test_saving_returns_the_bytes_that_were_written(compact, tmp_path):
+    size = shrink(tiny(), torch.randn(2, 4)).save(tmp_path / "m", compact=compact)
+    files = [tmp_path / "m"] if compact else [*(tmp_path / "m").iterdir()]
+    assert size == sum(file.stat().st_size for file in files)
+
+
+@pytest.mark.parametrize("compact", [False, True])
 @pytest.mark.parametrize(
     ("saved", "here"),
     [

@@ -473,3 +473,15 @@ def test_a_class_of_the_other_kind_is_refused_at_once():
         check_pruner(NaiveQuantizer)
     with pytest.raises(AlgorithmError, match="check_quantizer received LevelPruner"):
         check_quantizer(LevelPruner)
+
+
+def test_checks_that_fail_for_one_reason_share_a_line():
+    from lilliput.testing.expect import Report
+
+    same, other = ValueError("wrong shape"), ValueError("NaN")
+    report = Report("Mine", {"a": 0.1, "b": 0.1, "c": 0.1}, {"a": same, "b": same, "c": other})
+    assert str(report).splitlines() == [
+        "Mine fails 3 of 3 checks:",
+        "  - a, b: ValueError: wrong shape",
+        "  - c: ValueError: NaN",
+    ]

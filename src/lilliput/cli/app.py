@@ -34,7 +34,8 @@ Models, recipes and run folders name functions, which are imported and called: u
 is in files of weights, reports and config lists is only read.
 
 Exit codes: 0 done, 1 the work failed or was refused, 2 bad command line, recipe, config or input
-file, 3 something is not installed, 130 interrupted.
+file, 3 something is not installed, 4 done, but the latency was too noisy to show that a budget is met, 130
+interrupted.
 """
 
 

@@ -19,6 +19,8 @@ _PACKAGES = (
     ("jax", "Keras on JAX", ""),
     ("numpy", "everything but configs", "torch"),
     *((package.name, package.purpose, package.extra) for package in packages()),
+    ("scipy", "searches for a budget", "search"),
+    ("optuna", "searches with strategy 'bayes'", "search"),
     ("scikit-learn", "the digits of 'lilliput demo'", "demo"),
     ("pydantic", "configs and recipes", ""),
     ("safetensors", "saved models", ""),

@@ -106,7 +106,7 @@ class Receipt:
     metric_name: str = "metric"
     max_difference: float | None = None
     notes: tuple[str, ...] = ()
-    difference_to: str = "the model"
+    difference_to: str = "the simulation"
 
     @property
     def masked_only(self) -> bool:

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from lilliput.errors import AlgorithmError, ConfigError
+from lilliput.export.summary import cpu_lines
 from lilliput.export.targets.executed import open_file
 from lilliput.files import make_folder, write_atomically
 from lilliput.measure.receipt import Receipt, take_receipt
@@ -39,7 +40,7 @@ from lilliput.search.budget import parse_budget
 from lilliput.search.candidate import Candidate, evaluated
 from lilliput.search.origin import digests_of_files
 from lilliput.search.report import write_report
-from lilliput.search.search import Search
+from lilliput.search.search import NETWORKS, Search
 from lilliput.search.task import OutOfTimeError, Task, Trial
 from lilliput.search.verdict import MET, NOT_SHOWN, judge
 
@@ -113,7 +114,7 @@ def compress(
     epochs: int = 10,
     hours: float | None = None,
     trials: int = 8,
-    networks: int = 12,
+    networks: int = NETWORKS,
     seed: int = 0,
 ) -> Compressed:
     """Make a model meet a budget, and write it as a file.
@@ -207,6 +208,7 @@ class _Work:
         self.kept: tuple[Any, Trial] | None = None  # the network and its trial
         self.history: list[dict[str, Any]] = []
         self.export: dict[str, Any] = {}
+        self.cpu_notes: list[str] = []  # which processors the best file is for
         self.points: list[dict[str, Any]] = []
         self._take_up()
 
@@ -222,6 +224,7 @@ class _Work:
         self.best = (self._over(trial.costs, trial.metric), -trial.metric)
         self.kept, self.history = (open_file(self.path), trial), held["history"]
         self.export = held.get("export", {})
+        self.cpu_notes = held.get("cpu_notes", [])
         log.info("the best file of the earlier run: metric %.4g", trial.metric)
 
     @property
@@ -265,6 +268,7 @@ class _Work:
                 entry = {"what": what, "metric": metric, "costs": costs, "is_met": over <= 0}
                 self.history.append(entry)
                 self.export = written.to_dict() | {"path": self.path.name}
+                self.cpu_notes = cpu_lines(written)
                 self._replace(path.parent, trial)
         return is_better
 
@@ -279,6 +283,7 @@ class _Work:
             "metric": trial.metric,
         }
         known |= {"files": found, "history": self.history, "export": self.export}
+        known["cpu_notes"] = self.cpu_notes
         self.task.journal.note("best", known)
         write_atomically(self.folder / "history.json", json.dumps(self.history, indent=1).encode())
 
@@ -303,7 +308,7 @@ class _Work:
         before = replace(before, metric=self.task.baseline)
         after = replace(after, metric=trial.metric)
         verdict = judge(self.task, trial.costs, before, after, self.drop)
-        receipt = take_receipt(before, after, notes=verdict.notes)
+        receipt = take_receipt(before, after, notes=(*verdict.notes, *self.cpu_notes))
         receipt.save(self.folder / "receipt.json")
         rules = self.search.space.config_list(trial.choice)
         write_atomically(self.folder / "found.json", json.dumps(rules, indent=1).encode())

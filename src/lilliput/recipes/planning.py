@@ -277,4 +277,5 @@ def _duration(seconds: float) -> str:
 def _some(names: Iterable[str]) -> str:
     listed = list(names)
     more = f" and {len(listed) - 6} more" if len(listed) > 6 else ""
-    return f"{len(listed)} layers: {', '.join(listed[:6])}{more}"
+    count = "1 layer" if len(listed) == 1 else f"{len(listed)} layers"
+    return f"{count}: {', '.join(listed[:6])}{more}"

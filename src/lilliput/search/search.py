@@ -25,6 +25,7 @@ from typing import Any
 
 from lilliput.core.checks import checked_choice
 from lilliput.errors import ConfigError
+from lilliput.export.summary import cpu_lines
 from lilliput.export.targets.executed import open_file
 from lilliput.extras import require
 from lilliput.files import make_folder, write_atomically
@@ -51,6 +52,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {  # of the quantizer
     "torch": {"weights": "mse", "bias_correction": "quick"},
     "keras": {"weights": "mse"},
 }
+NETWORKS = 12  # to time for the latency table
 _SWEEP = 5  # looser budgets that are tried when the drop cannot be kept
 
 
@@ -122,7 +124,7 @@ class Search:
         recover: str = "auto",
         quantizer_options: Mapping[str, Any] | None = None,
         trials: int = 20,
-        networks: int = 12,
+        networks: int = NETWORKS,
         tables: str | os.PathLike[str] | None = None,
         seed: int = 0,
         executor: Any = None,
@@ -209,7 +211,7 @@ class Search:
         space, candidate = self.space, task.candidate(best.choice)
         original = task.maker.write_original(folder, task.journal)
         path = folder / f"model{self.target.suffix}"
-        task.maker.write(candidate, path, check=True)
+        written = task.maker.write(candidate, path, check=True)
         front = [
             {"config_list": space.config_list(t.choice), "metric": t.metric, "costs": t.costs}
             for t in pareto(task.tried.values())
@@ -217,6 +219,7 @@ class Search:
         lines = explain(task, best)
         write_atomically(folder / "explain.txt", "\n".join(lines).encode())
         receipt, verdict = self._receipt(task, best, original, path)
+        receipt = replace(receipt, notes=(*receipt.notes, *cpu_lines(written)))
         receipt.save(folder / "receipt.json")
         write_report(task, best, receipt, folder)
         return Found(

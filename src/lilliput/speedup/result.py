@@ -77,15 +77,15 @@ class SpeedupResult:
         """Before → after, with the latency of both here."""
         return self._take_receipt()
 
-    def save(self, folder: str | Path, *, compact: bool = False) -> None:
-        """Write the current model into a folder, for :func:`lilliput.torch.load`.
+    def save(self, folder: str | Path, *, compact: bool = False) -> int:
+        """Write the current model into a folder, for :func:`lilliput.torch.load`, and return its bytes.
 
         With ``compact``, it is one file, as small as possible; see :func:`lilliput.torch.save`.
         """
         from lilliput.speedup.saved import save_shrunk, save_shrunk_compact
 
         write = save_shrunk_compact if compact else save_shrunk
-        write(self.model, self.plan, self.source, self.example_inputs, folder)
+        return write(self.model, self.plan, self.source, self.example_inputs, folder)
 
     def __str__(self) -> str:
         is_tied = TIED in self.notes

@@ -67,8 +67,11 @@ class _Document(Strict):
 
 def save_shrunk(
     model: Any, plan: Plan, source: dict[str, list[int]], inputs: Any, folder: str | Path
-) -> None:
-    """Write a shrunk model; the JSON is written last, so a crash leaves the old folder or the new one."""
+) -> int:
+    """Write a shrunk model, and return its bytes.
+
+    The JSON is written last, so a crash leaves the old folder or the new one.
+    """
     part: Replay = part_for(model, "replay")
     data = backend_of(model).dump_tensors(part.saved_tensors(model))
     file = file_of(ModelFile, data)
@@ -79,16 +82,19 @@ def save_shrunk(
     write_pair(make_folder(target), NAME, text, file.file, data)
     if earlier is not None and earlier.file != file.file:
         (target / earlier.file).unlink(missing_ok=True)
+    return len(data) + (target / NAME).stat().st_size
 
 
 def save_shrunk_compact(
     model: Any, plan: Plan, source: dict[str, list[int]], inputs: Any, path: str | Path
-) -> None:
-    """Write a shrunk model as one compact file, with the plan in it."""
+) -> int:
+    """Write a shrunk model as one compact file, with the plan in it, and return its bytes."""
     part: Replay = part_for(model, "replay")
     data = backend_of(model).dump_tensors(part.saved_tensors(model))
     note = _document(model, plan, source, inputs, None).model_dump_json(exclude={"tensors"})
-    write_atomically(path, encode(without_negative_zeros(parse_safetensors(data)), note))
+    coded = encode(without_negative_zeros(parse_safetensors(data)), note)
+    write_atomically(path, coded)
+    return len(coded)
 
 
 def _document(

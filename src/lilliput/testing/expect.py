@@ -57,12 +57,15 @@ class Report:
     skipped: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        """Return the verdict, and one line per failure."""
+        """Return the verdict, and one line per reason; checks that fail for the same one share a line."""
         total, bad = len(self.seconds), len(self.failures)
         left_out = f" ({len(self.skipped)} skipped)" if self.skipped else ""
         if not bad:
             return f"{self.name} passes {total} checks{left_out}."
-        lines = [f"  - {check}: {reason(error)}" for check, error in self.failures.items()]
+        checks: dict[str, list[str]] = {}
+        for check, error in self.failures.items():
+            checks.setdefault(reason(error), []).append(check)
+        lines = [f"  - {', '.join(names)}: {cause}" for cause, names in checks.items()]
         return "\n".join([f"{self.name} fails {bad} of {total} checks{left_out}:", *lines])
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import shlex
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +15,7 @@ from lilliput.cli.failures import FAILED, UNPROVEN
 from lilliput.cli.functions import load_function
 from lilliput.cli.inputs import Sources, require_inputs
 from lilliput.cli.models import open_model
+from lilliput.cli.progress import log_shown
 from lilliput.cli.terminal import Terminal
 from lilliput.errors import AlgorithmError, ConfigError
 from lilliput.search.budget import parse_budget
@@ -81,7 +79,7 @@ def auto(
 
     given |= {"epochs": epochs, "hours": hours, "seed": run.seed or 0}
     try:
-        with _told(terminal):
+        with log_shown(terminal):
             done = compress(
                 loaded, budget=budget, data=data, evaluate=metric, folder=folder, **given
             )
@@ -169,39 +167,14 @@ def _plan(
     metric(model)
     seconds = time.perf_counter() - start
     networks = search.networks if "latency" in budget else 0
+    open_ = sum(size > 1 for size in search.space.sizes)
     steps = [
         f"time {networks} networks for the latency table",
-        f"choose from {search.space.count:,} config lists: {len(search.space.decisions)} decisions",
+        f"choose from {search.space.count:,} config lists: {open_} decisions",
         f"evaluate at most 8 of them (one evaluation takes {seconds:.2g} s)",
         "train the result, with the original as teacher, until the metric drop is acceptable",
     ]
-    terminal.would(steps if networks else steps[1:], decisions=len(search.space.decisions))
-
-
-@contextlib.contextmanager
-def _told(terminal: Terminal) -> Iterator[None]:
-    """Print the progress messages of the search."""
-    log, handler = logging.getLogger("lilliput"), _Notes(terminal)
-    level = log.level
-    log.setLevel(logging.INFO)
-    log.addHandler(handler)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(level)
-
-
-class _Notes(logging.Handler):
-    """Print messages as notes."""
-
-    def __init__(self, terminal: Terminal) -> None:
-        super().__init__(logging.INFO)
-        self.terminal = terminal
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Print one message."""
-        self.terminal.note(record.getMessage())
+    terminal.would(steps if networks else steps[1:], decisions=open_)
 
 
 def register(app: typer.Typer) -> None:

@@ -10,11 +10,13 @@ import typer
 
 from lilliput.cli import options
 from lilliput.cli.command import command
+from lilliput.cli.failures import FAILED
 from lilliput.cli.functions import load_function
 from lilliput.cli.inputs import Sources, require_inputs
 from lilliput.cli.models import open_model
+from lilliput.cli.progress import log_shown
 from lilliput.cli.terminal import Terminal
-from lilliput.errors import ConfigError
+from lilliput.errors import AlgorithmError, ConfigError
 from lilliput.files import write_atomically
 
 _BATCHES = 16
@@ -52,24 +54,23 @@ def repair(
     loaded, _, example = open_model(model, sources, run.trust)
     folder = run.output or Path("repair-run")
     if terminal.dry_run:
-        terminal.would(
-            [f"evaluate at most {trials} config lists that are less aggressive than {config}"]
-        )
+        terminal.would(_plan(config, cost, trials))
         return
     from lilliput.search.repair import repair
 
-    found = repair(
-        loaded,
-        rules,
-        drop=drop,
-        evaluate=metric,
-        data=sources.batches(_BATCHES),
-        example_inputs=require_inputs(example),
-        folder=folder,
-        cost=cost,
-        trials=trials,
-        seed=run.seed or 0,
-    )
+    with log_shown(terminal):
+        found = repair(
+            loaded,
+            rules,
+            drop=drop,
+            evaluate=metric,
+            data=sources.batches(_BATCHES),
+            example_inputs=require_inputs(example),
+            folder=folder,
+            cost=cost,
+            trials=trials,
+            seed=run.seed or 0,
+        )
     write_atomically(folder / "found.json", json.dumps(found.config_list, indent=1).encode())
     result = {
         "path": found.path,
@@ -83,6 +84,23 @@ def repair(
         found.receipt,
         "",
         f"written to {folder}: {found.path.name}, found.json, report.html",
+    )
+    if not found.is_met and terminal.json:
+        raise typer.Exit(FAILED)  # the single document says so
+    if not found.is_met:
+        raise AlgorithmError(
+            f"{found.path}: the executed file loses more than --drop {drop:g} allows; allow a larger drop or "
+            "more --trials."
+        )
+
+
+def _plan(config: str, cost: str, trials: int) -> list[str]:
+    """Return the steps of a repair."""
+    from lilliput.search.search import NETWORKS
+
+    steps = [f"evaluate at most {trials} config lists that are less aggressive than {config}"]
+    return (
+        [f"time {NETWORKS} networks for the latency table", *steps] if cost == "latency" else steps
     )
 
 
