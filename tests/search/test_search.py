@@ -235,11 +235,23 @@ def test_what_is_not_installed_is_named_before_any_work(module, others, message,
         ),
         ({"data": [{"pixels": X}]}, "data: the model cannot be called with batch 0"),
         ({"data": [None]}, "data: the model cannot be called with batch 0"),
+        (
+            {"export_options": {"asume_vnni": False, "check": False}},
+            "export_options: received 'asume_vnni', 'check', expected .*opset, min_sqnr, assume_vnni",
+        ),
     ],
 )
 def test_bad_arguments_are_refused(others, message):
     with pytest.raises(ConfigError, match=message):
         search({"macs": 0.5}, **others)
+
+
+@pytest.mark.parametrize("assumed", [True, False])
+def test_a_file_can_be_made_for_other_processors(assumed, tmp_path):
+    rules = [{"op_types": ["Conv2d", "Linear"], "quant_bits": {"choose": [None, 8]}}]
+    found = search({"bytes": 0.5}, rules, export_options={"assume_vnni": assumed}).run(tmp_path)
+    (note,) = (x for x in found.receipt.notes if "VNNI" in x)
+    assert f"assume_vnni={assumed}" in note
 
 
 def test_latency_in_a_runtime_that_does_not_tell_is_refused(tmp_path):
@@ -449,6 +461,7 @@ def _other(model):
         ({"example_inputs": digits()[0][:8]}, "example_inputs"),
         ({"evaluate": _other}, "evaluate"),
         ({"budget": {"bytes": 0.9}}, "budget"),
+        ({"export_options": {"assume_vnni": False}}, "export"),
     ],
 )
 def test_what_findings_rest_on_must_be_the_same(others, differing, tmp_path):

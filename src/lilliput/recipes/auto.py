@@ -116,6 +116,7 @@ def compress(
     trials: int = 8,
     networks: int = NETWORKS,
     seed: int = 0,
+    export_options: Mapping[str, Any] | None = None,
 ) -> Compressed:
     """Make a model meet a budget, and write it as a file.
 
@@ -154,7 +155,7 @@ def compress(
         file are started: work in progress is finished (the first file, the sensitivities, timing a network, a
         trial, an epoch), a network that was found or trained is written and evaluated, and the best file
         is timed for its receipt.
-    trials, networks, seed
+    trials, networks, seed, export_options
         See :class:`~lilliput.search.search.Search`.
     """
     end, limits = _check_time(hours, epochs), parse_budget(budget)
@@ -175,6 +176,7 @@ def compress(
         trials=trials,
         networks=networks,
         seed=seed,
+        export_options=export_options,
     )
     place = make_folder(folder)
     work = _Work(search, limits["drop"].value if "drop" in limits else None, place)

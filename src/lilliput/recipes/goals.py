@@ -116,6 +116,7 @@ def _search_options(session: Session, step: Any, evaluate: Evaluate) -> dict[str
         "trials": step.trials,
         "networks": step.networks,
         "seed": session.recipe.seed,
+        "export_options": step.export_options,
     }
 
 

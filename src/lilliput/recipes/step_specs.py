@@ -258,6 +258,9 @@ class GoalStep(Strict):
     )
     trials: Count = Field(20, description="Maximum number of config lists to evaluate.")
     networks: Count = Field(12, description="Number of networks to time for a latency budget.")
+    export_options: Options = Field(
+        {}, description="Other arguments of the exporter, such as assume_vnni: false."
+    )
 
 
 class SearchStep(GoalStep):

@@ -25,6 +25,8 @@ from lilliput.search.space import Space
 
 RECOVERIES = ("auto", "reconstruct", "recalibrate", "none")
 _RUNTIMES = {target.runtime: target for target in TARGETS.values()}
+# The latency is that of the example inputs, and every file that is kept is checked.
+_SET_BY_SEARCH = ("calibration", "check", "dynamic_batch", "dynamic_shapes")
 log = logging.getLogger("lilliput")
 
 
@@ -122,6 +124,8 @@ class Maker:
         the model.
     target : Target
         The kind of file that is written.
+    export_options : mapping, optional
+        Keyword arguments of the exporter.
     """
 
     def __init__(
@@ -131,9 +135,11 @@ class Maker:
         recover: str,
         options: Mapping[str, Any],
         target: Target,
+        export_options: Mapping[str, Any] | None = None,
     ) -> None:
         self.space, self.data, self.recover = space, data, recover
         self.options, self.target = dict(options), target
+        self.export_options = dict(export_options or {})
 
     def order(self, choice: Sequence[int]) -> Order:
         """Return the order for the network of a choice."""
@@ -182,6 +188,8 @@ class Maker:
         options: dict[str, Any] = {"check": check}
         if "dynamic_shapes" in inspect.signature(write).parameters:
             options["dynamic_shapes"] = False
+        if candidate is not None:
+            options |= self.export_options
         with quiet():
             return write(what, path, self.space.example_inputs, **options)
 
@@ -199,6 +207,17 @@ class Maker:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, f"network{self.target.suffix}")
             return int(self.write(candidate, path).bytes)
+
+
+def check_export_options(options: Mapping[str, Any], target: Target, framework: str) -> None:
+    """Raise a ConfigError if the exporter of a target does not take an option from the user."""
+    taken = inspect.signature(target.writer(framework).load()).parameters.values()
+    known = [x.name for x in taken if x.kind is x.KEYWORD_ONLY and x.name not in _SET_BY_SEARCH]
+    if unknown := [name for name in options if name not in known]:
+        raise ConfigError(
+            f"export_options: received {', '.join(map(repr, unknown))}, expected options of "
+            f"{target.name} files that the search does not set itself: {', '.join(known)}."
+        )
 
 
 def target_of(name: Any, framework: str) -> Target:

@@ -34,7 +34,7 @@ from lilliput.measure.receipt import Receipt, take_receipt
 from lilliput.pruning.sensitivity_files import fingerprint
 from lilliput.report.measure import measure_all
 from lilliput.search.budget import parse_budget
-from lilliput.search.candidate import RECOVERIES, Maker, evaluated, target_of
+from lilliput.search.candidate import RECOVERIES, Maker, check_export_options, evaluated, target_of
 from lilliput.search.checked_data import checked_batches
 from lilliput.search.costs import Counts
 from lilliput.search.executors import check_executor
@@ -94,6 +94,9 @@ class Search:
     quantizer_options : dict, optional
         Keyword arguments of the quantizer; ``{"weights": "mse"}`` by default, for torch models with
         ``"bias_correction": "quick"``.
+    export_options : dict, optional
+        Keyword arguments of the exporter, such as ``{"assume_vnni": False}`` if CPUs without VNNI will run
+        the file.
     trials : int
         The largest number of config lists to evaluate.
     networks : int
@@ -123,6 +126,7 @@ class Search:
         quantizer: str = "ptq",
         recover: str = "auto",
         quantizer_options: Mapping[str, Any] | None = None,
+        export_options: Mapping[str, Any] | None = None,
         trials: int = 20,
         networks: int = NETWORKS,
         tables: str | os.PathLike[str] | None = None,
@@ -143,6 +147,8 @@ class Search:
         self.evaluate, self.recover = evaluate, recover
         options = _OPTIONS[framework] if quantizer == "ptq" else {}
         self.options = dict(options) if quantizer_options is None else dict(quantizer_options)
+        self.export_options = dict(export_options or {})
+        check_export_options(self.export_options, self.target, framework)
         self.trials, self.networks, self.seed = trials, networks, seed
         self.tables = None if tables is None else Path(tables)
 
@@ -186,7 +192,9 @@ class Search:
 
     def maker(self) -> Maker:
         """Return the maker of the networks of choices."""
-        return Maker(self.space, self.data, self.recover, self.options, self.target)
+        return Maker(
+            self.space, self.data, self.recover, self.options, self.target, self.export_options
+        )
 
     def __repr__(self) -> str:
         listed = ", ".join(str(limit) for limit in self.limits.values())
@@ -200,6 +208,7 @@ class Search:
             "pruner": [self.space.pruner, self.recover],
             "quantizer": [self.space.quantizer, self.options],
             "target": self.target.name,
+            **({"export": self.export_options} if self.export_options else {}),
             "evaluate": digest_of_function(self.evaluate),
             "data": digest_of_values(self.data),
             "example_inputs": digest_of_values(self.space.example_inputs),

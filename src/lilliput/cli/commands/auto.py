@@ -50,6 +50,7 @@ def auto(
     runtime: Annotated[
         str, typer.Option("--runtime", help="The runtime that executes the file.")
     ] = "onnxruntime",
+    assume_vnni: options.AssumeVnni = None,
 ) -> None:
     """Search, prune, cut, recover, quantize and export, until the goal is met.
 
@@ -71,6 +72,8 @@ def auto(
     given: dict[str, Any] = {"example_inputs": require_inputs(example), "target": runtime}
     if config is not None:
         given["config_list"] = config
+    if assume_vnni is not None:
+        given["export_options"] = {"assume_vnni": assume_vnni}
     if terminal.dry_run:
         _plan(terminal, loaded, metric, data, budget, given)
         return
