@@ -148,7 +148,9 @@ class ShuffledByFour(nn.Module):
         super().__init__()
         self.first, self.last = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1)
         self.middle = nn.Conv2d(8, 8, 1, groups=4)
-        self.mixed = nn.ChannelShuffle(4) if native else lambda x: nn.functional.channel_shuffle(x, 4)
+        self.mixed = (
+            nn.ChannelShuffle(4) if native else lambda x: nn.functional.channel_shuffle(x, 4)
+        )
 
     def forward(self, x):
         return self.last(self.middle(self.mixed(self.first(x))))

@@ -51,7 +51,9 @@ def outcome(future: Any, order: Order, evaluate: Callable[[Any], Any], what: str
             metric = future.result()
             if isinstance(metric, float) and math.isfinite(metric):
                 return metric
-            log.warning("a worker returned %s instead of a metric; its trial is repeated.", shown(metric))
+            log.warning(
+                "a worker returned %s instead of a metric; its trial is repeated.", shown(metric)
+            )
     except LilliputError:  # of the trial itself
         raise
     except Exception as error:  # every executor raises its own errors for a lost worker

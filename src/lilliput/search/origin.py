@@ -54,7 +54,7 @@ def digests_of_files(folder: Path, stem: str) -> dict[str, str]:
 
 def _add_function(digest: Any, function: Any, seen: set[CodeType]) -> None:
     """Add a function, or an object that can be called, and the functions of its module that it names."""
-    called = function if hasattr(function, "__code__") else getattr(type(function), "__call__", None)
+    called: Any = function if hasattr(function, "__code__") else type(function).__call__
     code = getattr(called, "__code__", None)
     if code is None or code in seen:  # not written in Python
         return
