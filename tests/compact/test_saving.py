@@ -356,3 +356,37 @@ def test_rounded_bfloat16_biases_are_the_nearest_ones():
     values = torch.randn(1000) * torch.logspace(-30, 30, 1000)
     bits = _upper_half(values.numpy())
     assert (bits == values.to(torch.bfloat16).view(torch.uint16).numpy()).all()
+
+
+@pytest.mark.parametrize("compact", [True, False])
+def test_views_that_change_signs_are_saved_as_what_they_show(tmp_path, compact):
+    model = torch.nn.Linear(2, 2)
+    model.register_buffer("wave", torch.tensor([1 + 2j, 3 - 4j]).conj())
+    model.register_buffer("flipped", torch._neg_view(torch.tensor([1.0, 2.0])))
+    lt.save(model, tmp_path / "model", compact=compact)
+    other = torch.nn.Linear(2, 2)
+    other.register_buffer("wave", torch.zeros(2, dtype=torch.complex64))
+    other.register_buffer("flipped", torch.zeros(2))
+    lt.load(other, tmp_path / "model")
+    assert other.wave.tolist() == [1 - 2j, 3 + 4j] and other.flipped.tolist() == [-1.0, -2.0]
+
+
+def test_a_tensor_that_cannot_be_written_to_leaves_the_model_as_it_was(tmp_path):
+    def make():
+        model = torch.nn.Linear(2, 2)
+        model.register_buffer("rows", torch.ones(3, 1).expand(3, 4))
+        return model
+
+    lt.save(make(), tmp_path / "model", compact=True)
+    model = make()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(StateError, match=r"tensor 'rows' .* made by expand\(\).*clone\(\)"):
+        lt.load(model, tmp_path / "model")
+    assert all(torch.equal(before[name], held) for name, held in model.state_dict().items())
+
+
+def test_a_name_that_safetensors_uses_itself_is_refused(tmp_path):
+    model = torch.nn.ParameterDict({"__metadata__": torch.nn.Parameter(torch.ones(2))})
+    with pytest.raises(StateError, match="'__metadata__': safetensors files use this name"):
+        lt.save(model, tmp_path / "model")
+    lt.save(model, tmp_path / "model", compact=True)

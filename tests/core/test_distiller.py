@@ -128,6 +128,25 @@ def test_a_model_is_not_its_own_teacher():
         Distiller(model, teacher=model)
 
 
+def test_a_teacher_does_not_share_what_is_trained():
+    model = make()
+    teacher = nn.Sequential(model.conv, nn.Flatten(), nn.Linear(96, 3))
+    with pytest.raises(ConfigError, match="teacher: it shares 'conv.weight' with the model"):
+        Distiller(model, teacher=teacher)
+    model.conv.requires_grad_(False)
+    Distiller(model, teacher=teacher)
+
+
+@pytest.mark.parametrize("change", [lambda y: y[:0], lambda y: torch.complex(y, y)])
+def test_outputs_without_real_numbers_are_refused(change):
+    model = make()
+    model.head.register_forward_hook(lambda _module, _inputs, y: change(y))
+    distiller = attached(model)
+    model(X)
+    with pytest.raises(ConfigError, match="expected real numbers, and at least one"):
+        distiller.loss()
+
+
 def test_a_teacher_that_does_not_run_on_the_same_inputs_is_named():
     distiller = attached(model := make(), teacher=nn.Linear(3, 3))
     model(X)

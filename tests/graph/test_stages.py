@@ -141,6 +141,31 @@ def test_grouped_convolutions_around_shuffles_shrink(groups, width, native):
     assert first.groups == groups and first.out_channels <= 0.7 * width / 2
 
 
+class ShuffledByFour(nn.Module):
+    """More groups than channels in each, so the number of groups shrinks."""
+
+    def __init__(self, native):
+        super().__init__()
+        self.first, self.last = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1)
+        self.middle = nn.Conv2d(8, 8, 1, groups=4)
+        self.mixed = (
+            nn.ChannelShuffle(4) if native else lambda x: nn.functional.channel_shuffle(x, 4)
+        )
+
+    def forward(self, x):
+        return self.last(self.middle(self.mixed(self.first(x))))
+
+
+@pytest.mark.parametrize(("native", "kind"), [(True, "module"), (False, "graph")])
+def test_a_shuffle_of_more_groups_than_channels_in_each_shrinks(native, kind):
+    torch.manual_seed(0)
+    model = ShuffledByFour(native)
+    randomise(model)
+    result = check(model.double().eval(), torch.randn(2, 3, 4, 4, dtype=torch.float64))
+    assert result.kind == kind
+    assert result.model.get_parameter("first.weight").shape[0] == 4
+
+
 class Fixed(nn.Module):
     """One half of what is shuffled is the input, which stays."""
 

@@ -1,14 +1,18 @@
 """Trials on real local clusters of two workers: what one machine finds, also when a worker is killed."""
 
+import math
 import os
 import sys
+from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import cluster_toys
 import pytest
 from cluster_toys import ToyOrder
 from digits_search import accuracy, batches, dies_once, digits, trained
+from torch import nn
 
 from lilliput.errors import AlgorithmError, MissingExtraError
 from lilliput.files import make_folder
@@ -68,6 +72,35 @@ def metrics_of(executor, evaluate, numbers=(3.0, 1.0, 2.0, 5.0)):
     given = [(ToyOrder(number), evaluate, f"network {number:g}") for number in numbers]
     futures = [submitted(executor, *each) for each in given]
     return [outcome(future, *each) for future, each in zip(futures, given, strict=True)]
+
+
+class Broken(Executor):
+    """Every trial ends as given; an error at once if there is no trial."""
+
+    def __init__(self, end=None):
+        self.end = end
+
+    def submit(self, *_args, **_kwargs):
+        if self.end is None:
+            raise OSError("out of reach")
+        future = Future()
+        self.end(future)
+        return future
+
+
+@pytest.mark.parametrize(
+    "executor",
+    [
+        Broken(),
+        Broken(lambda future: future.cancel()),
+        Broken(lambda future: future.set_exception(OSError("lost"))),
+        *(Broken(lambda f, x=x: f.set_result(x)) for x in (None, math.nan, math.inf, "0.9", True)),
+    ],
+)
+def test_the_trial_of_an_executor_without_a_metric_is_done_here(executor):
+    order = SimpleNamespace(make=lambda: SimpleNamespace(model=nn.Linear(3, 2)))
+    given = (order, lambda model: float(model.in_features), "a network")
+    assert outcome(submitted(executor, *given), *given) == 3.0
 
 
 @pytest.mark.slow

@@ -194,6 +194,11 @@ def to_safetensors(tensors: Mapping[str, Stored]) -> bytes:
 
     for name, stored in tensors.items():
         check_type(name, stored)
+        if name == "__metadata__":
+            raise StateError(
+                f"tensor {name!r}: safetensors files use this name themselves; rename it, or write a compact "
+                "file."
+            )
     # References to the arrays keep them in memory while safetensors reads it.
     held = {name: np.ascontiguousarray(stored.bits) for name, stored in tensors.items()}
     specs = {

@@ -220,6 +220,11 @@ class BaseDistiller(Projecting):
         teacher = pick(teacher, item, is_tensor, f"what {link!r} of the teacher returns")
         self._backend.check_trainable(student, wrapper.name)
         xp = namespace(student)
+        if 0 in tuple(xp.shape(student)) or "complex" in str(student.dtype):
+            raise ConfigError(
+                f"what {wrapper.name!r} of the model returns has shape {tuple(xp.shape(student))} and type "
+                f"{student.dtype}; expected real numbers, and at least one."
+            )
         wide = xp.widen(student)
         teacher = xp.to_float(xp.widen(teacher), like=wide)
         axis = self._width_axis(wrapper, link, wide, teacher)
@@ -266,6 +271,12 @@ class BaseDistiller(Projecting):
         super()._bind()
         if self.teacher is None:
             self.teacher, self._owns_teacher = self._backend.frozen_copy(self.bound_model), True
+        shared = self._backend.shared_with(self.teacher, self.bound_model)
+        if shared is not None:
+            raise ConfigError(
+                f"teacher: it shares {shared!r} with the model, and would change as the model learns; pass a "
+                "copy, or freeze what they share."
+            )
         self._check_processes()
 
     def _check_processes(self) -> None:

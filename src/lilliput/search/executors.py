@@ -8,12 +8,14 @@ died is repeated locally. Timing is always local, because other machines have ot
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
-from concurrent.futures import BrokenExecutor, Executor, Future
+from concurrent.futures import Executor, Future
 from typing import Any
 
 from lilliput.errors import ConfigError, LilliputError
 from lilliput.extras import require
+from lilliput.printing import shown
 from lilliput.search.candidate import Order, evaluated_model
 
 log = logging.getLogger("lilliput")
@@ -37,7 +39,8 @@ def submitted(executor: Any, order: Order, evaluate: Callable[[Any], Any], what:
     """Return the future of a metric, or None if the executor no longer accepts tasks."""
     try:
         return executor.submit(metric_of, order, evaluate, what)
-    except (BrokenExecutor, RuntimeError):  # a pool that has lost a worker, or was shut down
+    except Exception as error:  # a pool that has lost a worker, was shut down, or is out of reach
+        log.warning("the executor refused a trial (%s: %s).", type(error).__name__, error)
         return None
 
 
@@ -45,7 +48,12 @@ def outcome(future: Any, order: Order, evaluate: Callable[[Any], Any], what: str
     """Return a metric; compute it here if the worker was lost."""
     try:
         if future is not None:
-            return float(future.result())
+            metric = future.result()
+            if isinstance(metric, float) and math.isfinite(metric):
+                return metric
+            log.warning(
+                "a worker returned %s instead of a metric; its trial is repeated.", shown(metric)
+            )
     except LilliputError:  # of the trial itself
         raise
     except Exception as error:  # every executor raises its own errors for a lost worker

@@ -19,7 +19,7 @@ from onnx import TensorProto, numpy_helper
 
 from lilliput.errors import ExportError
 from lilliput.export import check
-from lilliput.keras import LevelPruner, QuantType, export_onnx
+from lilliput.keras import LevelPruner, PTQQuantizer, QuantType, export_onnx
 
 pytestmark = tensorflow_only
 pytest.importorskip("tf2onnx")
@@ -222,3 +222,25 @@ def test_operations_without_an_onnx_form_are_named(tmp_path):
     model = keras.Model(inputs, keras.ops.erfinv(keras.ops.tanh(inputs) * 0.5))
     with pytest.raises(ExportError, match="no ONNX form of TensorFlow's Erfinv"):
         export_onnx(model, tmp_path / "model.onnx", data(2, 6))
+
+
+@pytest.mark.parametrize("is_quantized", [False, True])
+def test_tensors_that_a_layer_holds_are_constants(tmp_path, is_quantized):
+    keras.utils.set_random_seed(0)
+    x = np.random.default_rng(0).normal(3.0, 2.0, (8, 6, 6, 3)).astype("float32")
+    adapted = keras.layers.Normalization()
+    adapted.adapt(x)
+    given = keras.layers.Normalization(mean=[0.0, 1.0, 2.0], variance=[1.0, 2.0, 3.0])
+    layers = [adapted, given, keras.layers.Conv2D(4, 3), keras.layers.Flatten()]
+    model = keras.Sequential([keras.Input((6, 6, 3)), *layers, keras.layers.Dense(2)])
+    wanted, what = np.asarray(model(x)), model
+    if is_quantized:
+        what = PTQQuantizer(model, [{}])
+        what.compress()
+        what.calibrate([x])
+        wanted = np.asarray(model(x))
+    path = export_onnx(what, tmp_path / "model.onnx", x).path
+    assert [value.name for value in onnx.load(path).graph.input] == [model.inputs[0].name]
+    session = onnxruntime.InferenceSession(path)
+    (found,) = session.run(None, {session.get_inputs()[0].name: x})
+    assert np.abs(found - wanted).max() < 0.02 * np.abs(wanted).max()

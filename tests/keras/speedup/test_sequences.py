@@ -210,6 +210,14 @@ def test_strip_gives_norms_all_their_channels_back(caplog):
     assert "computed statistics over kept channels" in caplog.text
 
 
+def test_cutting_does_not_warn_of_the_norms_that_it_keeps(caplog):
+    model, x = encoder(), tokens()
+    L1NormPruner(model, HALF).compress()
+    masked = array(model(x))
+    assert difference(masked, array(speedup(model, x).model(x))) < 1e-5
+    assert "kept channels" not in caplog.text
+
+
 def test_norms_follow_masks_that_change_while_a_model_trains():
     model, x = encoder(), tokens(16)
     y = np.zeros(16, "int32")

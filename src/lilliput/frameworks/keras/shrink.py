@@ -15,7 +15,7 @@ from lilliput.errors import (
     StageError,
     UnsupportedModelError,
 )
-from lilliput.frameworks.keras.backend import strip
+from lilliput.frameworks.keras.backend import create, strip
 from lilliput.frameworks.keras.build import Builder, take_over
 from lilliput.frameworks.keras.dead import zeros_in
 from lilliput.frameworks.keras.discover import layers_by_path
@@ -76,6 +76,9 @@ def shrink(model: Any, example_inputs: Any, options: Options) -> Shrunk:
     source = shapes_of(work.read.tensors)
     before = model
     if options.inplace:
+        create().widen_norms(
+            model
+        )  # first: what they computed is kept, so there is nothing to warn of
         strip(model)
         shrunk, before = take_over(model, shrunk)
     return Shrunk(

@@ -22,6 +22,10 @@ class Teaching(ABC):
         """Return a frozen copy of the model, or raise if it has already been changed."""
 
     @abstractmethod
+    def shared_with(self, teacher: Any, model: Any) -> str | None:
+        """Return the name of a parameter in training that a teacher shares with a model, if there is one."""
+
+    @abstractmethod
     def move_like(self, teacher: Any, model: Any) -> None:
         """Move a teacher to the device of a model."""
 

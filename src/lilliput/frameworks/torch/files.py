@@ -19,7 +19,7 @@ def dump_tensors(tensors: Mapping[str, Tensor]) -> bytes:
     """Return tensors as the bytes of a safetensors file; tied weights are written once per name."""
     from safetensors import TensorSpec, serialize  # imported here to keep importing Lilliput fast
 
-    plain = {key: whole(t.detach()).cpu().contiguous() for key, t in tensors.items()}
+    plain = {key: _in_memory(t) for key, t in tensors.items()}
     # Directly from torch's memory, because safetensors.torch.save would need NumPy.
     specs = {
         key: TensorSpec(
@@ -60,6 +60,17 @@ def check_storable(state: Mapping[str, Tensor]) -> None:
         raise StateError(f"tensor {name!r} {why}.")
 
 
+def check_writable(state: Mapping[str, Tensor]) -> None:
+    """Raise for tensors of a model that cannot be loaded, because several of their entries are one number."""
+    for name, tensor in state.items():
+        own = local(tensor)
+        if any(step == 0 and size > 1 for step, size in zip(own.stride(), own.shape, strict=True)):
+            raise StateError(
+                f"tensor {name!r} of this model was made by expand(), so that several of its entries are one "
+                "number in memory; call clone() on it in the model."
+            )
+
+
 def check_tied(state: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
     """Raise if tensors differ that are a single tensor in the model: the first would be lost.
 
@@ -96,9 +107,14 @@ def type_of(tensor: Tensor) -> str:
 
 def to_bits(tensor: Tensor) -> tuple[str, Any]:
     """Return a tensor's type, and its bits as unsigned integers in its shape."""
-    plain = whole(tensor.detach()).cpu().contiguous()
+    plain = _in_memory(tensor)
     data = plain.reshape(-1).view(torch.uint8).numpy()
     return type_of(plain), data.view(f"u{plain.element_size()}").reshape(tuple(plain.shape))
+
+
+def _in_memory(tensor: Tensor) -> Tensor:
+    """Return a tensor whose memory holds its values one after the other, not those of which it is a view."""
+    return whole(tensor.detach()).cpu().resolve_conj().resolve_neg().contiguous()
 
 
 def from_bits(dtype: str, bits: Any) -> Tensor:

@@ -154,10 +154,13 @@ def _scale(node: fx.Node, a: SimpleNamespace, value: Value, kept: Kept) -> list[
 
 
 def _shuffle(node: fx.Node, a: SimpleNamespace, value: Value, kept: Kept) -> list[Edit]:
-    if any(op.source is node for op in kept.analysis.walk.shuffled):  # as many groups as before
-        return []
+    shuffled = kept.analysis.walk.shuffled
+    trail = next((x for op, x in shuffled.items() if op.source is node), None)
     flags = kept.flags(a.input, 1).reshape(a.groups, -1)
-    rows = int(flags.any(axis=1).sum())
+    if trail is None:
+        rows = int(flags.any(axis=1).sum())
+    else:  # as many groups as before, or as many channels in each
+        rows = a.groups if trail.shrinks else int(flags.sum()) // flags.shape[1]
     return [Edit(node, "groups", a.groups, rows)] if rows != a.groups else []
 
 

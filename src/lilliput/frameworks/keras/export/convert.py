@@ -55,6 +55,7 @@ def to_onnx(traced: Trace, opset: int) -> Any:
             )
         except Exception as error:
             raise ExportError(f"tf2onnx cannot write this model: {first_line(error)}") from error
+    _fill_in(proto.graph, traced.concrete)
     proto.graph.doc_string = ""  # it would contain the number of a TensorFlow function
     for node in proto.graph.node:
         if node.domain == "" and not onnx.defs.has(node.op_type):
@@ -68,6 +69,16 @@ def to_onnx(traced: Trace, opset: int) -> Any:
         raise ExportError(
             f"the graph cannot be converted to opset {opset}: {first_line(error)}"
         ) from error
+
+
+def _fill_in(graph: Any, concrete: Any) -> None:
+    """Make constants of inputs that are tensors of the model, such as the mean of a Normalization."""
+    from onnx import numpy_helper
+
+    held = {inner.name: outer for outer, inner in concrete.graph.captures}
+    for value in [x for x in graph.input if x.name in held]:
+        graph.initializer.append(numpy_helper.from_array(held[value.name].numpy(), value.name))
+        graph.input.remove(value)
 
 
 def _write_erfc(context: Any, node: Any, name: str, arguments: Any) -> None:

@@ -101,5 +101,7 @@ class TorchStoring(Storing):
     def load_stored(self, model: nn.Module, tensors: dict[str, tuple[str, Any]]) -> None:
         """Load them as a state dict."""
         state = {name: files.from_bits(*tensor) for name, tensor in tensors.items()}
-        files.check_tied(self.model_tensors(unwrapped(model)), state)
+        held = self.model_tensors(unwrapped(model))
+        files.check_writable(held)
+        files.check_tied(held, state)
         self.load_model(unwrapped(model), state)
