@@ -258,7 +258,7 @@ class _Work:
             path = Path(folder, self.path.name)
             written = self.task.maker.write(candidate, path, check=True)
             size = int(written.bytes)
-            metric = evaluated(self.search.evaluate, open_file(path), what)
+            metric = evaluated(self.search.evaluate, open_file(path), f"the file {what}")
             costs = {**costs, **({"bytes": float(size)} if "bytes" in costs else {})}
             over = self._over(costs, metric)
             self.points.append({"name": what, "metric": metric, "bytes": size})

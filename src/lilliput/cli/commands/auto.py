@@ -97,7 +97,7 @@ def auto(
         "config_list": done.config_list,
         "history": done.history,
     }
-    written = f"written to {folder}: {done.path.name}, report.html"
+    written = f"written to {folder}: {done.path.name}, found.json, report.html"
     if done.verdict == NOT_SHOWN:
         said = _measure_again(done.path, sources)
         terminal.result(result | {"measure_again": said}, done.receipt, "", written, *said)
