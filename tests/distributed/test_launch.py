@@ -24,6 +24,7 @@ def fail_on_rank_1(rank: int) -> None:
 
 
 def sleep_on_rank_0(rank: int) -> None:
+    torch.distributed.barrier()  # a partner that leaves early would fail the others' start
     time.sleep(100 * (rank == 0))
 
 

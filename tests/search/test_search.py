@@ -250,8 +250,7 @@ def test_bad_arguments_are_refused(others, message):
 def test_a_file_can_be_made_for_other_processors(assumed, tmp_path):
     rules = [{"op_types": ["Conv2d", "Linear"], "quant_bits": {"choose": [None, 8]}}]
     found = search({"bytes": 0.5}, rules, export_options={"assume_vnni": assumed}).run(tmp_path)
-    (note,) = (x for x in found.receipt.notes if "VNNI" in x)
-    assert f"assume_vnni={assumed}" in note
+    assert any(f"assume_vnni={assumed}" in note for note in found.receipt.notes)
 
 
 def test_latency_in_a_runtime_that_does_not_tell_is_refused(tmp_path):

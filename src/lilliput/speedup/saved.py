@@ -143,7 +143,7 @@ def load(model: Any, folder: str | Path) -> Any:
     >>> model, x = make(), torch.randn(2, 4)
     >>> _ = L1NormPruner(model, [{"op_names": ["0"], "sparsity": 0.5}], example_inputs=x).compress()
     >>> with tempfile.TemporaryDirectory() as folder:
-    ...     speedup(model, x).save(folder)
+    ...     _ = speedup(model, x).save(folder)
     ...     again = load(make(), folder)
     >>> torch.equal(again(x), model(x))
     True

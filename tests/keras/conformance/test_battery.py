@@ -11,7 +11,7 @@ from keras import ops
 from lilliput.errors import AlgorithmError, ConfigError
 from lilliput.frameworks.keras import lab as keras_lab
 from lilliput.frameworks.keras.lab import gradients
-from lilliput.frameworks.keras.lab_models import KINDS, specimen_of
+from lilliput.frameworks.keras.lab_models import SPECIMENS, specimen_of
 from lilliput.keras import LevelPruner, NaiveQuantizer, Pruner, QuantGrad, Quantizer
 from lilliput.testing.battery import SHARED_CHECKS
 from lilliput.testing.keras import (
@@ -392,7 +392,7 @@ def test_the_checks_of_torch_are_the_same():
 
 
 def test_the_paths_of_weights_are_their_own():
-    for kind in KINDS:
+    for kind in SPECIMENS.values():
         model = kind()
         assert len(keras_lab.weights(model)) == len(model.weights)
 
@@ -410,7 +410,7 @@ def test_checks_leave_the_random_state_alone():
     assert np.array_equal(np.random.rand(3), expected)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", SPECIMENS.values(), ids=SPECIMENS)
 def test_models_repeat_their_input_and_train_all_their_weights(kind):
     model = kind()
     assert np.array_equal(make_input(model), make_input(model))
