@@ -5,12 +5,12 @@
 
 A trained network (ResNet-20 on CIFAR-10, ResNet-8 on Fashion-MNIST) goes several ways for equally many
 epochs more: as it is (``control``), with the same share of channels removed from every layer by their L1 norm
-(``uniform``), with the channels that `Search` removes (``search``), with channels and bits that it chooses
-(``bits``), and with the channels that FastNAS of ModelOpt removes (``fastnas``, where nvidia-modelopt is
-installed). Removed is as little as it takes for half the latency in ONNX Runtime; FastNAS has its own
-constraint, a share of the operations, which is lowered until the file is fast enough, or until it finds no
-network; then its fastest one counts. Choices are made by
-validation images, which are not trained on; the test images are read once, at the end.
+(``uniform``), with the channels that `Search` removes (``search``), also with all layers in 8 bits
+(``int8``, as by default in `compress`) or with bits that it chooses (``bits``), and with the channels that
+FastNAS of ModelOpt removes (``fastnas``, where nvidia-modelopt is installed). Removed is as little as it
+takes for half the latency in ONNX Runtime; FastNAS has its own constraint, a share of the operations, which
+is lowered until the file is fast enough, or until it finds no network; then its fastest one counts. Choices
+are made by validation images, which are not trained on; the test images are read once, at the end.
 
 With one dense network for all seeds, each way cuts it once, and seeds differ in the training that follows.
 Networks are kept in the data cache, so that a run that was stopped goes on. `time` measures all files again,
@@ -47,9 +47,9 @@ BUDGET = 0.5
 TIMED = 50  # images at a time
 JUDGED = 2000  # validation images by which choices are made
 LAYERS = {"op_types": ["Conv2d"]}
-BITS = {"quant_bits": {"choose": [None, 8]}}
+EIGHT, BITS = {"quant_bits": 8}, {"quant_bits": {"choose": [None, 8]}}
 Cut = tuple[nn.Module, list[Any]]  # a network before it trains on, and rules for a quantizer
-WAYS = ("control", "uniform", "search", "bits", "fastnas")
+WAYS = ("control", "uniform", "search", "int8", "bits", "fastnas")
 
 
 def resnet_8() -> nn.Sequential:
@@ -103,7 +103,8 @@ class Runs:
             "control": lambda: (copy.deepcopy(dense), []),
             "uniform": lambda: (self.uniform(dense), []),
             "search": lambda: self.searched(dense, choices(dense), "search"),
-            "bits": lambda: self.searched(dense, self.with_bits(dense), "bits"),
+            "int8": lambda: self.searched(dense, self.with_bits(dense, EIGHT), "int8"),
+            "bits": lambda: self.searched(dense, self.with_bits(dense, BITS), "bits"),
             "fastnas": lambda: (self.fastnas(dense), []),
         }
         kept = read_json(self.folder / "figures.json")
@@ -171,8 +172,8 @@ class Runs:
         print(f"  {title}: latency {ratio:.3f}", flush=True)
         return ratio
 
-    def with_bits(self, dense: nn.Module) -> list[dict[str, Any]]:
-        return [*({**x, **BITS} for x in choices(dense)), {"op_types": ["Linear"], **BITS}]
+    def with_bits(self, dense: nn.Module, bits: dict[str, Any]) -> list[dict[str, Any]]:
+        return [*({**x, **bits} for x in choices(dense)), {"op_types": ["Linear"], **bits}]
 
     def searched(self, dense: nn.Module, rules: list[Any], name: str) -> Cut:
         """Return the network that the search has cut, and its rules for a quantizer."""

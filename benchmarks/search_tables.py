@@ -125,7 +125,8 @@ def half_the_latency(record: Record) -> Iterator[str]:
         "uniform": "the same share of every layer, L1",
         "fastnas": "channels by FastNAS of ModelOpt",
         "search": "channels by `Search`",
-        "bits": "channels and bits by `Search`",
+        "int8": "channels by `Search`, all layers in 8 bits",
+        "bits": "channels by `Search`, layers in 8 bits or floating point",
     }
     for key, title in names.items():
         held = [seed[key] for seed in seeds if key in seed]
@@ -136,7 +137,7 @@ def half_the_latency(record: Record) -> Iterator[str]:
         cells = [title, f"{mean:.2f} %", ", ".join(f"{x:.2f}" for x in figures)]
         for what in ("latency", "macs"):
             cells.append(f"{sum(x[what] for x in held) / len(held):.2f}")
-        rows.append([ours(cell, key in ("search", "bits")) for cell in cells])
+        rows.append([ours(cell, key in ("search", "int8", "bits")) for cell in cells])
     yield from table(["", "accuracy", "by seed", "latency", "MACs"], rows)
     options, whole = record["options"], [100 * seed["dense"]["accuracy"] for seed in seeds]
     network = {"cifar-10": "ResNet-20 on CIFAR-10", "fashion-mnist": "ResNet-8 on Fashion-MNIST"}
