@@ -147,7 +147,7 @@ def half_the_latency(record: Record) -> Iterator[str]:
         f"more each way; test images as ONNX Runtime executes them, one thread, batch {record['batch']}. "
         "Choices are made by validation images. FastNAS keeps a share of the operations, the largest whose "
         "file is fast enough; uniform shares grow by 3 %. Latency falls in steps, by whole blocks of "
-        "channels, so both may end below half of it."
+        "channels, so both may end below half of it. Networks are in floating point where no bits are named."
     )
     if len(seeds) > len(set(whole)) == 1:
         yield "One dense network for all seeds, which is cut once each way; seeds differ in the training."
