@@ -102,6 +102,17 @@ def test_statistics_are_part_of_the_state(tmp_path):
     assert len(gone(model.conv1)) == 4
 
 
+def test_a_loss_that_was_forgotten_does_not_cost_what_was_collected():
+    pruner = TaylorFOWeightPruner(TinyCNN(), RULES)
+    batch = torch.ones(1, 3, 8, 8)
+    pruner.calibrate([batch], loss=lambda model, x: model(x).square().sum())
+    (wrapper,) = (x for x in pruner.get_modules_wrapper() if x.name == "conv1")
+    before = wrapper.statistic
+    with pytest.raises(ConfigError, match="needs a loss"):
+        pruner.calibrate([batch])
+    assert wrapper.statistic is before and before is not None
+
+
 def test_calls_that_make_no_sense_are_refused():
     with pytest.raises(AlgorithmError, match="no data was collected from layer 'conv1'"):
         ActivationAPoZRankPruner(TinyCNN(), RULES).calibrate([])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lilliput.config.select import Selection
 from lilliput.core.arguments import passes_on
-from lilliput.errors import AlgorithmError, StageError, UnsupportedModelError
+from lilliput.errors import AlgorithmError, ConfigError, StageError, UnsupportedModelError
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.progress import track
 from lilliput.pruning.channels import ChannelMasker, ChannelPruner
@@ -206,6 +206,7 @@ class CollectingPruner(ChannelPruner):
 class DifferentiatingPruner(CollectingPruner):
     """Prune by a criterion that reads gradients."""
 
+    _needs_loss: ClassVar[bool] = False  # or ``forward``, which then returns it
     _loss: Callable[..., Any] | None = None
 
     def calibrate(
@@ -217,5 +218,9 @@ class DifferentiatingPruner(CollectingPruner):
         progress: bool = True,
     ) -> None:
         """As in :meth:`CollectingPruner.calibrate`; ``loss(model, batch)`` is differentiated."""
+        if self._needs_loss and loss is None and forward is None:
+            raise ConfigError(
+                "calibrate() needs a loss: calibrate(batches, loss=lambda model, batch: ...)."
+            )
         self._loss = loss
         super().calibrate(batches, forward, progress=progress)

@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from lilliput.errors import ConfigError
 from lilliput.ops.channels import channel_rows
 from lilliput.ops.namespace import namespace
 from lilliput.pruning.collecting import CollectingMasker, DifferentiatingPruner
@@ -64,11 +63,7 @@ class TaylorFOWeightPruner(DifferentiatingPruner):
     paper = "Molchanov et al. 2019, Importance estimation for neural network pruning"
 
     masker_type = TaylorMasker
+    _needs_loss = True
 
     def _run(self, batches: Iterable[Any], forward: Callable[..., Any] | None) -> None:
-        derived = self._loss or forward
-        if derived is None:
-            raise ConfigError(
-                "calibrate() needs a loss: calibrate(batches, loss=lambda model, batch: ...)."
-            )
-        self._backend.run(self.bound_model, batches, derived, self.masker.before_step)
+        self._backend.run(self.bound_model, batches, self._loss or forward, self.masker.before_step)

@@ -26,7 +26,7 @@ from lilliput.search.space import Space
 RECOVERIES = ("auto", "reconstruct", "recalibrate", "none")
 _RUNTIMES = {target.runtime: target for target in TARGETS.values()}
 # The latency is that of the example inputs, and every file that is kept is checked.
-_SET_BY_SEARCH = ("calibration", "check", "dynamic_batch", "dynamic_shapes")
+_SET_BY_SEARCH = ("check", "dynamic_batch", "dynamic_shapes", "target")
 log = logging.getLogger("lilliput")
 
 
@@ -209,10 +209,9 @@ class Maker:
             return int(self.write(candidate, path).bytes)
 
 
-def check_export_options(options: Mapping[str, Any], target: Target, framework: str) -> None:
-    """Raise a ConfigError if the exporter of a target does not take an option from the user."""
-    taken = inspect.signature(target.writer(framework).load()).parameters.values()
-    known = [x.name for x in taken if x.kind is x.KEYWORD_ONLY and x.name not in _SET_BY_SEARCH]
+def check_export_options(options: Mapping[str, Any], target: Target) -> None:
+    """Raise a ConfigError if files of a target do not have an option, or the search sets it."""
+    known = [name for name in target.options if name not in _SET_BY_SEARCH]
     if unknown := [name for name in options if name not in known]:
         raise ConfigError(
             f"export_options: received {', '.join(map(repr, unknown))}, expected options of "

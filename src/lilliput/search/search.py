@@ -148,7 +148,7 @@ class Search:
         options = _OPTIONS[framework] if quantizer == "ptq" else {}
         self.options = dict(options) if quantizer_options is None else dict(quantizer_options)
         self.export_options = dict(export_options or {})
-        check_export_options(self.export_options, self.target, framework)
+        check_export_options(self.export_options, self.target)
         self.trials, self.networks, self.seed = trials, networks, seed
         self.tables = None if tables is None else Path(tables)
 
