@@ -188,8 +188,9 @@ class Task:
         loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy,
         on_tick: Callable[[int], None] | None = None,
         teacher: nn.Module | None = None,
+        ticks: int = TICKS,
     ) -> None:
-        """Train, with the learning rate on a cosine down to 0."""
+        """Train, with the learning rate on a cosine down to 0; call ``on_tick`` ``ticks`` times an epoch."""
         images, labels = self.train_set
         generator = torch.Generator().manual_seed(self.seed)
         steps = len(labels) // self.budget.batch
@@ -202,9 +203,9 @@ class Task:
             for step, rows in enumerate(
                 order[: steps * self.budget.batch].split(self.budget.batch)
             ):
-                tick, is_old = divmod(step * TICKS, steps)
-                if on_tick is not None and is_old < TICKS:  # the first step of a tick
-                    on_tick(epoch * TICKS + tick)
+                tick, is_old = divmod(step * ticks, steps)
+                if on_tick is not None and is_old < ticks:  # the first step of a tick
+                    on_tick(epoch * ticks + tick)
                 batch = images[rows] if augment is None else augment(images[rows])
                 if self.budget.shift:
                     which = int(torch.randint(self.budget.directions, (1,)))
@@ -223,11 +224,13 @@ class Task:
         attach: Callable[[nn.Module, torch.optim.Optimizer], Any] | None,
         model: nn.Module | None = None,
         says: tuple[float, float] | None = None,
+        ticks: int = TICKS,
     ) -> tuple[nn.Module, Any]:
         """Train the dense network on, as its own student, with the compressor that ``attach`` puts on it.
 
         A ``model`` that is given is the student in its place. Returned with the compressor still on it.
-        What the labels and the teacher count in the loss is the budget's, if ``says`` is not given.
+        What the labels and the teacher count in the loss is the budget's, if ``says`` is not given. The
+        compressor's schedule moves on ``ticks`` times an epoch.
         """
         of_labels, of_teacher = says or (self.budget.labels, 1.0)
         is_fixed = augmentation(self.data) is None
@@ -248,7 +251,7 @@ class Task:
 
         tick = getattr(compressor, "update_epoch", None)
         torch.manual_seed(self.seed)
-        self.train(student, optimizer, self.budget.epochs, loss, tick, teacher)
+        self.train(student, optimizer, self.budget.epochs, loss, tick, teacher, ticks)
         distiller.strip()
         return student, compressor
 

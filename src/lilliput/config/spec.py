@@ -146,6 +146,34 @@ class PatternRule(PruneRule, PatternKeys):
         return super().settings() | ({} if implied is None else {"sparsity": implied})
 
 
+class TotalKeys(BaseModel):
+    """A sparsity of several layers together: their weights are ranked across them."""
+
+    model_config = ConfigDict(defer_build=True)
+
+    total_sparsity: Fraction | None = Field(
+        None, description="Fraction of the weights of all these layers to remove."
+    )
+    max_sparsity_per_layer: Fraction | None = Field(
+        None, description="With total_sparsity: the largest fraction to remove from any one layer."
+    )
+
+    @model_validator(mode="after")
+    def _check_total(self) -> TotalKeys:
+        cap, total = self.max_sparsity_per_layer, self.total_sparsity
+        if cap is not None and total is None:
+            raise ValueError(
+                "'max_sparsity_per_layer' only limits 'total_sparsity', which is missing."
+            )
+        if cap is not None and total is not None and cap < total:
+            raise ValueError(
+                f"'total_sparsity' {total} cannot be reached under 'max_sparsity_per_layer' {cap}."
+            )
+        if getattr(self, "granularity", None) is not None and total is not None:
+            raise ValueError("'granularity' goes with 'sparsity', not with 'total_sparsity'.")
+        return self
+
+
 class ChannelKeys(BaseModel):
     """Limits on how many channels are kept."""
 
@@ -174,7 +202,7 @@ class SparsityRule(PatternRule, ChannelKeys):
         return self
 
 
-class ScheduledPruneRule(PruneRule, PatternKeys, ChannelKeys):
+class ScheduledPruneRule(PruneRule, PatternKeys, TotalKeys, ChannelKeys):
     """How much to prune, and when."""
 
     initial_sparsity: Fraction = Field(0.0, description="Fraction removed at start_epoch.")
@@ -189,6 +217,11 @@ class ScheduledPruneRule(PruneRule, PatternKeys, ChannelKeys):
             return self
         if self.sparsity is not None and self.final_sparsity is not None:
             raise ValueError("'sparsity' and 'final_sparsity' are the same key here; give one.")
+        if self.total_sparsity is not None and self.own_target is not None:
+            raise ValueError(
+                "expected either 'final_sparsity' (per layer) or 'total_sparsity' (of all layers "
+                "together), received both."
+            )
         if self.target is None:
             raise ValueError("'final_sparsity' is missing; expected a fraction in [0, 1).")
         epochs = self.end_epoch - self.start_epoch
@@ -201,17 +234,23 @@ class ScheduledPruneRule(PruneRule, PatternKeys, ChannelKeys):
                 f"'frequency' {self.frequency} is longer than the schedule of {epochs} epochs."
             )
         if self.target < self.initial_sparsity:
+            key = "final_sparsity" if self.total_sparsity is None else "total_sparsity"
             raise ValueError(
-                f"'final_sparsity' {self.target} is below 'initial_sparsity' "
+                f"{key!r} {self.target} is below 'initial_sparsity' "
                 f"{self.initial_sparsity}; sparsity can only grow."
             )
         return self
 
     @property
-    def target(self) -> float | None:
-        """The final sparsity, under either of its two names."""
+    def own_target(self) -> float | None:
+        """The final sparsity of each layer, under either of its two names."""
         given = self.sparsity if self.final_sparsity is None else self.final_sparsity
         return self.pattern_sparsity if given is None else given
+
+    @property
+    def target(self) -> float | None:
+        """The sparsity at the end of the schedule, of each layer or of all together."""
+        return self.own_target if self.total_sparsity is None else self.total_sparsity
 
     def settings(self) -> dict[str, Any]:
         """As in :meth:`Rule.settings`, with the target under ``final_sparsity``."""

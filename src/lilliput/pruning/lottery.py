@@ -30,9 +30,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from lilliput.config.spec import Count, Rule, SparsityRule
+from lilliput.config.spec import Count, Rule, SparsityRule, TotalKeys
 from lilliput.core.arguments import passes_on
 from lilliput.core.checks import checked_flag
 from lilliput.errors import StageError, UnsupportedModelError
@@ -48,13 +48,27 @@ if TYPE_CHECKING:
 _SHARE = 0.2  # of the remaining weights are pruned per round, if the rule does not set their number
 
 
-class LotteryRule(SparsityRule):
-    """How much to remove in total, and in how many rounds."""
+class LotteryRule(SparsityRule, TotalKeys):
+    """How much to remove in the end, and in how many rounds."""
 
     prune_iterations: Count | None = Field(
         None,
         description="Number of rounds; by default, enough to remove 20 % of the remaining weights in each.",
     )
+
+    @property
+    def asked(self) -> float | None:
+        """The sparsity of each layer, or of all layers of the rule together."""
+        return super().asked if self.total_sparsity is None else self.total_sparsity
+
+    @model_validator(mode="after")
+    def _check_target(self) -> LotteryRule:
+        if self.sparsity is not None and self.total_sparsity is not None:
+            raise ValueError(
+                "expected either 'sparsity' (per layer) or 'total_sparsity' (of all layers together), "
+                "received both."
+            )
+        return self
 
     def settings(self) -> dict[str, Any]:
         """As in :meth:`Rule.settings`, with all targets under the keys of a schedule."""
@@ -89,7 +103,8 @@ class LotteryTicketPruner(ScheduledPruner):
     Parameters
     ----------
     model, config_list, optimizer
-        See :class:`~lilliput.core.compressor.Compressor`. Rules have ``sparsity``, optionally
+        See :class:`~lilliput.core.compressor.Compressor`. Rules have ``sparsity``, or ``total_sparsity``
+        (ranked over all the rule's layers, as in the paper for deep networks), optionally
         ``prune_iterations`` (rounds; by default each removes 20 % of the remaining weights) and
         ``granularity``.
     pruning_algorithm, example_inputs, groups, pruning_params

@@ -18,10 +18,10 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from lilliput.config.select import Selection
-from lilliput.config.spec import Fraction, PatternRule, Rule
+from lilliput.config.spec import PatternRule, Rule, TotalKeys
 from lilliput.core.masker import Targets, WeightMasker
 from lilliput.errors import AlgorithmError, Problem, StageError
 from lilliput.ops.masks import prune_count, prune_smallest, share_count
@@ -32,15 +32,8 @@ from lilliput.pruning.granularity import find_misfits, prune_pattern
 log = logging.getLogger("lilliput")
 
 
-class OneShotRule(PatternRule):
+class OneShotRule(PatternRule, TotalKeys):
     """A sparsity for each layer, or one for all layers of the rule."""
-
-    total_sparsity: Fraction | None = Field(
-        None, description="Fraction of the weights of all these layers to remove."
-    )
-    max_sparsity_per_layer: Fraction | None = Field(
-        None, description="With total_sparsity: the largest fraction to remove from any one layer."
-    )
 
     @model_validator(mode="after")
     def _check_target(self) -> OneShotRule:
@@ -50,17 +43,6 @@ class OneShotRule(PatternRule):
                 "expected either 'sparsity' (per layer) or 'total_sparsity' (of all layers together), "
                 f"received {'both' if given else 'neither'}."
             )
-        if self.max_sparsity_per_layer is not None and self.total_sparsity is None:
-            raise ValueError(
-                "'max_sparsity_per_layer' only limits 'total_sparsity', which is missing."
-            )
-        cap, total = self.max_sparsity_per_layer, self.total_sparsity
-        if cap is not None and total is not None and cap < total:
-            raise ValueError(
-                f"'total_sparsity' {total} cannot be reached under 'max_sparsity_per_layer' {cap}."
-            )
-        if self.granularity is not None and total is not None:
-            raise ValueError("'granularity' goes with 'sparsity', not with 'total_sparsity'.")
         return self
 
 
@@ -99,6 +81,25 @@ class ScoreMasker(WeightMasker):
     def find_problems(cls, selection: Selection) -> list[Problem]:
         """Return a problem for each layer whose size is not a multiple of its pattern."""
         return find_misfits(selection)
+
+
+def layer_shares(masker: Any, wrappers: Sequence[Any], sparsity: float) -> list[float]:
+    """Return the sparsity of each layer of a rule, if their weights are ranked together.
+
+    No layer loses more than its ``max_sparsity_per_layer``.
+    """
+    scores = [masker.rank(wrapper) for wrapper in wrappers]
+    sizes = [namespace(score).size(score) for score in scores]
+    cap = wrappers[0].config.get("max_sparsity_per_layer")
+    caps = [size if cap is None else prune_count(size, cap) for size in sizes]
+    count = prune_count(sum(sizes), sparsity)
+    if sum(caps) < count:
+        raise AlgorithmError(
+            f"total_sparsity {sparsity} requests the removal of {count} weights, but "
+            f"max_sparsity_per_layer {cap} allows {sum(caps)} in layers this small."
+        )
+    shares = share_count(scores, count, caps)
+    return [share / size for share, size in zip(shares, sizes, strict=True)]
 
 
 class OneShotPruner(CriterionPruner):
@@ -202,19 +203,8 @@ class OneShotPruner(CriterionPruner):
     def _share_of(self, wrapper: Any) -> float:
         """Return a layer's share of a total sparsity, ranking the layers of its rule together."""
         if wrapper.layer_sparsity is None:
-            config = wrapper.config
-            masker: Any = self.masker
-            group = [w for w in self.get_modules_wrapper() if w.config == config]
-            scores = [masker.rank(w) for w in group]
-            sizes = [namespace(score).size(score) for score in scores]
-            cap = config.get("max_sparsity_per_layer")
-            caps = [size if cap is None else prune_count(size, cap) for size in sizes]
-            count = prune_count(sum(sizes), config["total_sparsity"])
-            if sum(caps) < count:
-                raise AlgorithmError(
-                    f"total_sparsity {config['total_sparsity']} requests the removal of {count} weights, but "
-                    f"max_sparsity_per_layer {cap} allows {sum(caps)} in layers this small."
-                )
-            for w, size, share in zip(group, sizes, share_count(scores, count, caps), strict=True):
-                w.layer_sparsity = share / size
+            group = [w for w in self.get_modules_wrapper() if w.config == wrapper.config]
+            total = wrapper.config["total_sparsity"]
+            for w, share in zip(group, layer_shares(self.masker, group, total), strict=True):
+                w.layer_sparsity = share
         return float(wrapper.layer_sparsity)

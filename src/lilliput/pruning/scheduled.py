@@ -6,10 +6,13 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
+from lilliput.config.select import Selection
 from lilliput.config.spec import Rule, ScheduledPruneRule
 from lilliput.core.masker import Targets
+from lilliput.errors import Problem
 from lilliput.pruning.criterion import checked_epoch
 from lilliput.pruning.named import NamedCriterionPruner
+from lilliput.pruning.one_shot import layer_shares
 
 log = logging.getLogger("lilliput")
 
@@ -21,7 +24,8 @@ class ScheduledPruner(NamedCriterionPruner):
     ----------
     model, config_list, optimizer
         See :class:`~lilliput.core.compressor.Compressor`. Rules have ``initial_sparsity``,
-        ``final_sparsity``, ``start_epoch``, ``end_epoch`` and ``frequency``.
+        ``final_sparsity``, ``start_epoch``, ``end_epoch`` and ``frequency``. With ``total_sparsity`` in
+        place of ``final_sparsity``, both sparsities are those of all the rule's layers together.
     pruning_algorithm, example_inputs, groups, pruning_params
         See :class:`~lilliput.pruning.named.NamedCriterionPruner`.
     """
@@ -39,12 +43,7 @@ class ScheduledPruner(NamedCriterionPruner):
 
     def targets(self) -> Targets:
         """Return the layers whose schedule requests more zeros than they have, once per epoch."""
-        due: list[tuple[Any, float | None]] = []
-        for wrapper in self._unmasked():
-            target = self.target_sparsity(wrapper, self.now_epoch)
-            if self._can_ask(wrapper) and not self.masker.is_met(wrapper, target):
-                due.append((wrapper, target))
-        return due
+        return self._due(self._unmasked())
 
     def target_sparsity(self, wrapper: Any, epoch: int) -> float:
         """Return the sparsity of a layer in an epoch, by the schedule of its rule."""
@@ -75,6 +74,38 @@ class ScheduledPruner(NamedCriterionPruner):
                 len(behind),
             )
         return super().strip()
+
+    def _due(self, wrappers: Sequence[Any]) -> list[tuple[Any, float | None]]:
+        """Return those of some layers that have fewer zeros than requested, with their sparsity."""
+        asked = self._current([w for w in wrappers if self._can_ask(w)])
+        return [(w, target) for w, target in asked if not self.masker.is_met(w, target)]
+
+    def _current(self, wrappers: Sequence[Any]) -> list[tuple[Any, float]]:
+        """Return layers with their sparsity in this epoch; a total is spread by ranking them together."""
+        found: dict[Any, float] = {}
+        for wrapper in wrappers:
+            target = self.target_sparsity(wrapper, self.now_epoch)
+            if "total_sparsity" not in wrapper.config:
+                found[wrapper] = target
+            elif wrapper not in found:
+                group = [w for w in wrappers if w.config == wrapper.config]
+                found |= zip(group, layer_shares(self.masker, group, target), strict=True)
+        return list(found.items())
+
+    def _find_problems(self, selection: Selection) -> list[Problem]:
+        """Return rules that rank the channels of several layers together, which no schedule does."""
+        problems = [
+            Problem(
+                f"rule {decision.rule} → total_sparsity",
+                "a schedule ranks single weights across layers, not channels; give 'final_sparsity', for "
+                "each layer.",
+            )
+            for decision in selection.decisions
+            if self.removes_channels
+            and decision.is_chosen
+            and "total_sparsity" in decision.layer.config
+        ]
+        return [*super()._find_problems(selection), *dict.fromkeys(problems)]
 
     def _bind(self) -> None:
         super()._bind()

@@ -152,8 +152,8 @@ class SoftScheduledPruner(ScheduledPruner):
 
     def targets(self) -> Targets:
         """As in :meth:`ScheduledPruner.targets`; soft layers are updated after each step."""
-        hard = [(w, target) for w, target in super().targets() if not w.keeps_raw()]
-        return hard + [(w, self.target_sparsity(w, self.now_epoch)) for w in self._soft()]
+        hard = self._due([wrapper for wrapper in self._unmasked() if not wrapper.keeps_raw()])
+        return [*hard, *self._current(self._soft())]
 
     def update_mask(self) -> None:
         """Update the masks, and the thresholds with them."""
