@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from papers.harness import Paper, Row, Task, sparse_figures
 from papers.st3_2023 import PAPER as ST3
 
 SHARE, SEEN = 0.5, 1000  # of the MACs; images
-RULES = [{"op_types": ["Conv2d"], "max_macs": SHARE}]
+RULES = [{"op_types": ["Conv2d"], "max_macs": SHARE, "round_to": 4}]
 
 
 def by_norm(model: nn.Module, example: Tensor, _: list[Tensor]) -> None:
@@ -74,11 +75,16 @@ PAPER = Paper(
         "half of the MACs, L1": Row(
             cut(by_norm), {"claim": "ResNet-56: 6.94 from 6.96 %"}, above_control=0.30
         ),
-        "half of the MACs, least squares": Row(cut(by_least_squares), above_control=0.30),
+        "half of the MACs, least squares": Row(
+            cut(by_least_squares),
+            above_control=0.30,
+            note="a first run had 4 epochs in place of 10, and any number of channels in place of multiples "
+            "of 4: 13.03 % against 12.02 % of its control, 2 seeds.",
+        ),
     },
     network=ST3.network,
     data=ST3.data,
-    budget=ST3.budget,
+    budget=replace(ST3.budget, epochs=10),
     seeds=3,
     about="Cut, trained with the dense network as teacher, and executed by ONNX Runtime.",
 )

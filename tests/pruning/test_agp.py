@@ -5,7 +5,7 @@ from torch import nn
 
 from lilliput.errors import AlgorithmError, ConfigError
 from lilliput.ops.schedule import cubic_sparsity
-from lilliput.torch import AGPPruner
+from lilliput.torch import AGPPruner, LinearPruner
 
 RULE = {
     "initial_sparsity": 0.1,
@@ -37,6 +37,53 @@ def test_every_epoch_has_exactly_the_sparsity_of_the_schedule():
     for epoch, masks in enumerate(run()):
         target = cubic_sparsity(epoch, 0.1, 0.9, 1, 9, 2)
         assert [int((m == 0).sum()) for m in masks] == [round(600 * target), round(300 * target)]
+
+
+def two_scales():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 10))
+    with torch.no_grad():
+        model[1].weight.mul_(3)
+    return model
+
+
+@pytest.mark.parametrize("cls", [AGPPruner, LinearPruner])
+def test_a_total_sparsity_ranks_all_layers_together_in_every_epoch(cls):
+    model = two_scales()
+    sizes = np.concatenate([np.abs(layer.weight.detach().numpy()).ravel() for layer in model])
+    rule = {"initial_sparsity": 0.1, "total_sparsity": 0.9, "start_epoch": 1, "end_epoch": 9}
+    pruner = cls(model, [rule])
+    pruner.compress()
+    for epoch in range(11):
+        pruner.update_epoch(epoch)
+        count = round(900 * cls.schedule(epoch, 0.1, 0.9, 1, 9, 1))
+        wanted = np.ones(900)
+        wanted[np.argsort(sizes)[:count]] = 0
+        masks = [w.weight_mask.numpy().ravel() for w in pruner.get_modules_wrapper()]
+        assert np.array_equal(np.concatenate(masks), wanted)
+    assert (masks[0] == 0).mean() > 0.95 and (masks[1] == 0).mean() < 0.85
+
+
+def test_a_total_sparsity_keeps_to_the_limit_per_layer():
+    model = two_scales()
+    rule = {"total_sparsity": 0.9, "max_sparsity_per_layer": 0.92, "end_epoch": 3}
+    pruner = AGPPruner(model, [rule])
+    pruner.compress()
+    pruner.update_epoch(3)
+    assert [int((layer.weight == 0).sum()) for layer in model] == [552, 258]
+
+
+def test_layers_of_other_rules_keep_their_own_schedule():
+    model = nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 10), nn.Linear(10, 10))
+    rules = [
+        {"op_types": ["Linear"], "total_sparsity": 0.5, "end_epoch": 2},
+        {"op_names": ["2"], "final_sparsity": 0.2, "end_epoch": 4},
+    ]
+    pruner = AGPPruner(model, rules)
+    pruner.compress()
+    pruner.update_epoch(4)
+    zeros = [int((layer.weight == 0).sum()) for layer in model]
+    assert (zeros[0] + zeros[1], zeros[2]) == (450, 20)
 
 
 def test_pruned_weights_never_come_back():
@@ -105,6 +152,25 @@ def test_stripping_before_the_end_of_the_schedule_is_said(caplog):
 def test_schedules_that_cannot_be_followed_are_refused(rule, words):
     with pytest.raises(ConfigError, match=words):
         AGPPruner(nn.Linear(2, 2), [{"final_sparsity": 0.5, **rule}])
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ({"final_sparsity": 0.5}, "received both"),
+        ({"granularity": "2:4"}, "'granularity' goes with 'sparsity'"),
+        ({"max_sparsity_per_layer": 0.4}, "cannot be reached"),
+        ({"initial_sparsity": 0.6}, "'total_sparsity' 0.5 is below 'initial_sparsity' 0.6"),
+    ],
+)
+def test_totals_that_make_no_sense_are_refused(rule, words):
+    with pytest.raises(ConfigError, match=words):
+        AGPPruner(nn.Linear(4, 4), [{"total_sparsity": 0.5, **rule}])
+
+
+def test_channels_of_several_layers_cannot_be_scheduled_together():
+    with pytest.raises(ConfigError, match="rule 0 → total_sparsity: a schedule ranks single"):
+        AGPPruner(nn.Linear(4, 4), [{"total_sparsity": 0.5}], None, "l1")
 
 
 def test_epochs_may_be_integers_of_other_libraries():

@@ -45,12 +45,13 @@ def run(model, pruner, optimizer, epochs):
         train_epoch(model, optimizer, epoch)
 
 
-@pytest.mark.parametrize("rewind", [0, 2])
-def test_it_is_the_papers_procedure(rewind):
+@pytest.mark.parametrize(("rewind", "key"), [(0, "sparsity"), (2, "sparsity"), (0, "total_sparsity")])
+def test_it_is_the_papers_procedure(rewind, key):
     model, per_round = net(), 2
     optimizer = sgd(model)
+    rule = {"op_types": ["Linear"], key: 0.6, "prune_iterations": 3}
     pruner = LotteryTicketPruner(
-        model, [RULE], optimizer, epochs_per_round=per_round, rewind_epoch=rewind
+        model, [rule], optimizer, epochs_per_round=per_round, rewind_epoch=rewind
     )
     pruner.compress()
     assert (pruner.rounds, pruner.epochs) == (3, rewind + 8)
@@ -74,9 +75,14 @@ def test_it_is_the_papers_procedure(rewind):
     for number in range(4):
         if number:
             share = 1 - 0.4 ** (number / 3)
-            for layer, mask in zip(layers, masks, strict=True):
-                order = layer.weight.detach().abs().flatten().argsort(stable=True)
-                mask.view(-1)[order[: round(mask.numel() * share)]] = 0
+            sizes = [layer.weight.detach().abs().flatten() for layer in layers]
+            if key == "total_sparsity":
+                border = torch.cat(sizes).sort().values[round(1776 * share) - 1]
+                counts = [int((size <= border).sum()) for size in sizes]
+            else:
+                counts = [round(size.numel() * share) for size in sizes]
+            for mask, size, count in zip(masks, sizes, counts, strict=True):
+                mask.view(-1)[size.argsort(stable=True)[:count]] = 0
             with torch.no_grad():
                 for parameter, value in zip(plain.parameters(), early, strict=True):
                     parameter.copy_(value)
@@ -87,7 +93,8 @@ def test_it_is_the_papers_procedure(rewind):
             epoch += 1
     for ours, reference in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.allclose(ours, reference, atol=1e-5)
-    assert [int((w == 0).sum()) for w in (model[0].weight, model[3].weight)] == [922, 144]
+    zeros = [int((w == 0).sum()) for w in (model[0].weight, model[3].weight)]
+    assert sum(zeros) == 1066 and (zeros == [922, 144]) == (key == "sparsity")
 
 
 @pytest.mark.parametrize("killed", [1, 3, 4, 6])
@@ -164,6 +171,8 @@ def test_what_makes_no_sense_is_refused():
     ):
         with pytest.raises(ConfigError, match=words):
             LotteryTicketPruner(nn.Linear(4, 4), [{"sparsity": 0.5}], **options)
+    with pytest.raises(ConfigError, match="received both"):
+        LotteryTicketPruner(nn.Linear(4, 4), [{"sparsity": 0.5, "total_sparsity": 0.5}])
     with pytest.raises(ConfigError, match="'sparsity' is missing"):
         LotteryTicketPruner(nn.Linear(4, 4), [{"prune_iterations": 2}])
     model = nn.Linear(4, 4)

@@ -31,8 +31,9 @@ def loss_of(model, x):
     return (model(x) - x[:, :10].sin()).square().sum()
 
 
-def reference(epochs, steps, hard_epoch):
+def reference(epochs, steps, hard_epoch, is_total):
     """Yield, after each step, the weights that a plain NumPy loop trains and computes with."""
+    shrink = _shrunk_together if is_total else _shrunk_alone
     raw = [p.detach().double().numpy().copy() for p in two_layers().parameters()]
     speed = [np.zeros_like(w) for w in raw]
     given = iter(batches(epochs * steps))
@@ -41,20 +42,29 @@ def reference(epochs, steps, hard_epoch):
         target = cubic_sparsity(epoch, 0.0, 0.9, 1, 5, 1)
         for step in range(steps):
             if epoch == hard_epoch and step == 0:
-                seen = [_shrunk(w, target) for w in raw]
+                seen = shrink(raw, target)
                 raw, masks = seen, [w != 0 for w in seen]
                 speed = [v * m for v, m in zip(speed, masks, strict=True)]
             is_soft = masks is None
-            seen = [_shrunk(w, target) for w in raw] if is_soft else raw
+            seen = shrink(raw, target) if is_soft else raw
             for i, g in enumerate(_gradients(seen, next(given).double().numpy())):
                 g = g if is_soft else g * masks[i]
                 speed[i] = MOMENTUM * speed[i] + g + DECAY * raw[i]
                 raw[i] = raw[i] - LR * speed[i]
-            yield raw, [_shrunk(w, target) for w in raw] if is_soft else raw
+            yield raw, shrink(raw, target) if is_soft else raw
 
 
-def _shrunk(weight, sparsity):
-    count = round(weight.size * sparsity)
+def _shrunk_alone(weights, sparsity):
+    return [_shrunk(w, round(w.size * sparsity)) for w in weights]
+
+
+def _shrunk_together(weights, sparsity):
+    sizes = np.concatenate([np.abs(w).ravel() for w in weights])
+    border = np.sort(sizes)[round(sizes.size * sparsity) - 1] if sparsity else -1.0
+    return [_shrunk(w, int((np.abs(w) <= border).sum())) for w in weights]
+
+
+def _shrunk(weight, count):
     border = np.sort(np.abs(weight), axis=None)[count - 1] if count else 0.0
     size = np.abs(weight)
     kept = np.where(size > border, size, 0).sum(1) / size.sum(1)
@@ -69,13 +79,15 @@ def _gradients(weights, x):
     return back.T @ x, error.T @ hidden
 
 
+@pytest.mark.parametrize("key", ["final_sparsity", "total_sparsity"])
 @pytest.mark.parametrize(("hard_epoch", "hardens"), [(None, 7), (6, 6)])
-def test_each_step_is_that_of_the_formula(hard_epoch, hardens):
+def test_each_step_is_that_of_the_formula(hard_epoch, hardens, key):
     model = two_layers().double()
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY)
-    pruner = AGPPruner(model, [RULE], optimizer, soft=True, hard_epoch=hard_epoch)
+    rule = {key: 0.9, "start_epoch": 1, "end_epoch": 5}
+    pruner = AGPPruner(model, [rule], optimizer, soft=True, hard_epoch=hard_epoch)
     pruner.compress()
-    wanted = reference(9, 3, hardens)
+    wanted = reference(9, 3, hardens, key == "total_sparsity")
     given = iter(batches(27))
     for epoch in range(9):
         pruner.update_epoch(epoch)
@@ -89,9 +101,11 @@ def test_each_step_is_that_of_the_formula(hard_epoch, hardens):
                 shown = wrapper.module.weight.detach().numpy()
                 np.testing.assert_allclose(wrapper.weight.detach().numpy(), raw[i], atol=1e-10)
                 np.testing.assert_allclose(shown, seen[i], atol=1e-10)
-                target = cubic_sparsity(epoch, 0.0, 0.9, 1, 5, 1)
-                assert int((shown == 0).sum()) == round(shown.size * target)
-                assert int((wrapper.weight_mask == 0).sum()) == round(shown.size * target)
+                assert np.array_equal(shown != 0, wrapper.weight_mask.numpy() != 0)
+            target = cubic_sparsity(epoch, 0.0, 0.9, 1, 5, 1)
+            asked = [900 * target] if key == "total_sparsity" else [600 * target, 300 * target]
+            zeros = [int((w.module.weight == 0).sum()) for w in pruner.get_modules_wrapper()]
+            assert sum(zeros) == sum(map(round, asked))
 
 
 def test_pruned_weights_come_back_until_the_masks_are_hard():

@@ -17,7 +17,7 @@ from lilliput.compat.nni.classes.older_names import OlderNames
 from lilliput.compat.nni.classes.training import call_trainer, training_mode
 from lilliput.compat.nni.classes.wrappers import SeenQuantizerWrapper
 from lilliput.compat.nni.config.failures import as_schema_errors
-from lilliput.compat.nni.config.rules import has_own_sparsity, in_total, on_schedule
+from lilliput.compat.nni.config.rules import has_sparsity, in_total, on_schedule
 from lilliput.compat.nni.config.settings import with_settings
 from lilliput.compat.nni.tools.exporting import QuantizerFiles
 from lilliput.errors import ConfigError
@@ -127,7 +127,7 @@ class Adapted(OlderNames):
         total = given.pop("total_iteration", None)
         self.epochs = given.pop("epochs_per_iteration", None) or 1
         self.iterations = total or given.pop("num_iterations", None) or 0
-        if not has_own_sparsity(rules):
+        if not has_sparsity(rules):
             return rules
         # The last of v1's iterations has the final sparsity; v2 has one iteration more.
         last = self.iterations if total else (self.iterations - 1) * self.epochs

@@ -28,10 +28,12 @@ def on_schedule(config_list: Any, end_epoch: int, frequency: int = 1) -> Any:
     Examples
     --------
     >>> on_schedule([{"sparsity": 0.5}], 4)
-    [{'initial_sparsity': 0.0, 'final_sparsity': 0.5, 'start_epoch': 0, 'end_epoch': 4, 'frequency': 1}]
+    [{'initial_sparsity': 0.0, 'start_epoch': 0, 'end_epoch': 4, 'frequency': 1, 'final_sparsity': 0.5}]
     """
     span = {"start_epoch": 0, "end_epoch": end_epoch, "frequency": frequency}
-    return _replaced(config_list, lambda x: {"initial_sparsity": 0.0, "final_sparsity": x, **span})
+    span = {"initial_sparsity": 0.0, **span}
+    rules = _replaced(config_list, lambda sparsity: {**span, "final_sparsity": sparsity})
+    return [rule | span if _has(rule, ("total_sparsity",)) else rule for rule in rules]
 
 
 def in_part(config_list: Any, part: float) -> Any:
@@ -53,9 +55,13 @@ def in_part(config_list: Any, part: float) -> Any:
     ]
 
 
-def has_own_sparsity(config_list: Any) -> bool:
-    """Whether any rule has a sparsity of its own."""
-    return any(isinstance(r, Mapping) and any(k in r for k in _OWN) for r in config_list or ())
+def has_sparsity(config_list: Any) -> bool:
+    """Whether any rule has a sparsity that is not on a schedule yet."""
+    return any(_has(rule, (*_OWN, "total_sparsity")) for rule in config_list or ())
+
+
+def _has(rule: Any, keys: tuple[str, ...]) -> bool:
+    return isinstance(rule, Mapping) and any(key in rule for key in keys)
 
 
 def _replaced(config_list: Any, settings: Any) -> Any:
