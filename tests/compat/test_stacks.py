@@ -244,3 +244,22 @@ def test_an_iterative_pruner_with_nothing_to_cut_keeps_its_masks(caplog):
     small, masks = pruner.compress()
     assert small is model and masks["0"]["weight"].all()
     assert "the model is unchanged" in caplog.text
+
+
+def test_a_total_sparsity_is_reached_step_by_step():
+    from nni.compression.pytorch.pruning import AGPPruner
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 10))
+    sizes = torch.cat([layer.weight.detach().abs().flatten() for layer in model])
+    zeros = []
+
+    def finetuner(model):
+        zeros.append(sum(int((layer.weight == 0).sum()) for layer in model))
+
+    rules = [{"total_sparsity": 0.75, "op_types": ["Linear"]}]
+    AGPPruner(model, rules, "level", 4, finetuner=finetuner).compress()
+    assert zeros == [round(675 * (1 - (1 - t / 4) ** 3)) for t in range(5)]
+    border = sizes.sort().values[675 - 1]
+    for layer, first in zip(model, sizes.split([600, 300]), strict=True):
+        assert torch.equal(layer.weight.flatten() == 0, first <= border)
