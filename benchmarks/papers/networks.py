@@ -12,6 +12,16 @@ def lenet_300_100() -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(100, 10))
 
 
+def glorot_lenet_300_100() -> nn.Sequential:
+    """Return the same network with first weights by Glorot & Bengio 2010, larger than those of PyTorch."""
+    model = lenet_300_100()
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            nn.init.xavier_normal_(layer.weight)
+            nn.init.zeros_(layer.bias)
+    return model
+
+
 def lenet_5(first: int = 20, second: int = 50, hidden: int = 500) -> nn.Sequential:
     """Return LeNet-5 as Caffe has it, which the papers prune: 430,500 weights, or fewer channels."""
     features = (nn.Conv2d(1, first, 5), nn.MaxPool2d(2), nn.Conv2d(first, second, 5))
@@ -33,6 +43,7 @@ def resnet_20() -> nn.Sequential:
 
 NETWORKS = {
     "lenet-300-100": lenet_300_100,
+    "glorot-lenet-300-100": glorot_lenet_300_100,
     "lenet-5": lenet_5,
     "normed-mlp": normed_mlp,
     "resnet-20": resnet_20,
