@@ -95,6 +95,7 @@ PAPER = Paper(
             "18.58 %.",
         ),
         "ST-3, labels": Row(pruned(SOFT, 1.0, 0.0, FINE)),
+        "ST-3, teacher": Row(pruned(SOFT, 0.0, 1.0, FINE)),
         SECOND: Row(pruned(at_once, 0.1, 1.0), bar=beats_agp(SECOND)),
         "second order first, labels": Row(pruned(at_once, 1.0, 0.0)),
         "second order first, teacher": Row(pruned(at_once, 0.0, 1.0)),
