@@ -6,8 +6,8 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from lilliput.errors import AlgorithmError, ConfigError, StageError
-from lilliput.torch import Factorizer, RankRule, SVDFactorizer
+from lilliput.errors import AlgorithmError, ConfigError, StageError, StateError
+from lilliput.torch import Factorizer, RankRule, SVDFactorizer, load, save
 
 
 class FirstRows(Factorizer):
@@ -118,3 +118,14 @@ def test_shapes_cost_no_decomposition_unless_the_rank_depends_on_it(
     compressed.compress()
     assert calls == [True, True]  # once for each layer
     assert compressed.result.ranks == laid_out.result.ranks
+
+
+def test_a_file_of_a_factorized_model_says_what_the_plain_one_lacks(tmp_path):
+    factorizer = SVDFactorizer(make_model(), [{"rank": 3}])
+    save(factorizer.compress(), tmp_path / "two")
+    with pytest.raises(StateError, match=r"has been factorized: .* lay_out\(\)"):
+        load(make_model(), tmp_path / "two")
+    other = SVDFactorizer(make_model(), factorizer.result.config_list()).lay_out()
+    load(other, tmp_path / "two")
+    for a, b in zip(other.parameters(), factorizer.bound_model.parameters(), strict=True):
+        assert torch.equal(a, b)

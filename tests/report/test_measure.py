@@ -165,6 +165,16 @@ def test_the_number_of_inputs_is_checked(exported):
         open_file(result.path)(X, X)
 
 
+def test_an_input_that_does_not_fit_is_named_with_what_the_file_takes(exported):
+    _, result = exported
+    file = open_file(result.path)
+    for wrong in (X[:, :-1], X[0], X.double()):
+        kind, shape = str(wrong.dtype).removeprefix("torch."), list(wrong.shape)
+        with pytest.raises(ConfigError) as caught:
+            file(wrong)
+        assert f" is {kind} of shape {shape}, expected float32 of shape [?, " in str(caught.value)
+
+
 def test_a_call_that_takes_long_is_made_as_seldom_as_it_may_be():
     made = []
 

@@ -9,6 +9,7 @@ from random_nets import build, randomize, specs
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from lilliput.errors import ConfigError
 from lilliput.graph.groups import unit_of
 from lilliput.pruning.l1 import L1NormPruner
 from lilliput.speedup.channels import channel_groups
@@ -58,6 +59,14 @@ def test_reasons(groups):
     assert groups.reason("spare.weight") == "it is not reached by the example inputs"
     assert groups.reason("norm.weight") == "it produces no channels"
     assert groups.unreached == ("spare.weight", "spare.bias")
+
+
+def test_a_weight_that_is_computed_cannot_be_cut():
+    first = nn.utils.parametrizations.weight_norm(nn.Linear(8, 6))
+    model = nn.Sequential(first, nn.ReLU(), nn.Linear(6, 2))
+    rule = {"op_names": ["0"], "sparsity": 0.5}
+    with pytest.raises(ConfigError, match="channels of '0' cannot be removed: its weight is computed"):
+        L1NormPruner(model, [rule], example_inputs=torch.zeros(2, 8))
 
 
 def test_asking_for_groups_changes_nothing():

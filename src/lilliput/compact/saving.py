@@ -280,7 +280,21 @@ def _check_fit(found: Types, expected: Types | None) -> None:
     if problems:
         more = len(problems) - _MOST_LISTED
         listed = "; ".join([*problems[:_MOST_LISTED], *([f"{more} more"] if more > 0 else [])])
-        raise StateError(f"its tensors are not those of this model: {listed}.")
+        raise StateError(
+            f"its tensors are not those of this model: {listed}.{_factorized(found, expected)}"
+        )
+
+
+def _factorized(found: Types, expected: Types) -> str:
+    """Return what to do if a layer of the model has been replaced with two; empty if none has."""
+    layers = [name.rpartition(".")[0] for name in expected if name not in found]
+    pairs = [x for x in layers if {f"{x}.0.weight", f"{x}.1.weight"} <= set(found)]
+    if not pairs:
+        return ""
+    return (
+        f" {pairs[0]!r} has been factorized: put layers of these shapes in first, with lay_out() of a "
+        "factorizer that has the config_list() of the result."
+    )
 
 
 def _said(tensor: tuple[str, tuple[int, ...]]) -> str:

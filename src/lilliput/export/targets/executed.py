@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lilliput.errors import ConfigError
+from lilliput.errors import ConfigError, LilliputError
 from lilliput.frameworks import backend_named
 from lilliput.frameworks.work import default_threads
 
@@ -118,7 +118,14 @@ class ExecutedFile:
         if not values:
             raise ConfigError(f"{self.path.name}: called without inputs.")
         arrays = [to_array(x) for x in values]
-        outputs = [_like(x, values[0]) for x in self.run(arrays, list(named))]
+        try:
+            found = self.run(arrays, list(named))
+        except LilliputError:
+            raise
+        except Exception as error:  # the runtimes have no class of errors in common
+            self._check_inputs(arrays, list(named), error)
+            raise
+        outputs = [_like(x, values[0]) for x in found]
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def predict(self, x: Any, batch_size: int = 32, verbose: Any = 0) -> Any:
@@ -131,6 +138,24 @@ class ExecutedFile:
         if isinstance(parts[0], tuple):
             return [np.concatenate(column) for column in zip(*parts, strict=True)]
         return np.concatenate(parts)
+
+    def _check_inputs(self, arrays: list[Array], named: list[str], error: Exception) -> None:
+        """Raise for the input that has another shape or type than the file takes, if there is one."""
+        inputs = {x.name: x for x in self.tensors() if x.kind == "input"}
+        order = [*(name for name in inputs if name not in named), *named]
+        for name, array in zip(order, arrays, strict=False):
+            wanted, sizes = inputs.get(name), array.shape
+            if wanted is None:
+                continue
+            fits = len(sizes) == len(wanted.shape) and all(
+                b in (None, a) for a, b in zip(sizes, wanted.shape, strict=True)
+            )
+            if not fits or array.dtype.name != wanted.dtype:
+                shape = wanted.to_dict()["shape"]
+                raise ConfigError(
+                    f"{self.path.name}: input {name!r} is {array.dtype.name} of shape {list(sizes)}, "
+                    f"expected {wanted.dtype} of shape [{', '.join(map(str, shape))}]."
+                ) from error
 
     def eval(self) -> ExecutedFile:
         """Return itself: a file has no training mode."""
