@@ -142,6 +142,13 @@ def test_companions_are_kept_apart_from_the_selected_layers():
     assert not any("lilliput" in key for key in model.state_dict())
 
 
+def test_layers_that_lose_channels_with_others_are_explained():
+    _, pruner = build({"op_names": ["first"], "sparsity": 0.5})
+    said = {line.split()[0]: line for line in pruner.explain().splitlines()}
+    assert "loses channels with first" in said["norm"]
+    assert "no rule matches" in said["head"]
+
+
 def test_strip_gives_the_plain_model_back():
     model, pruner = build({"sparsity": 0.5})
     plain = Net()

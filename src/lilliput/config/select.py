@@ -25,12 +25,15 @@ class Decision:
     excluded: bool = False
     obstacle: str = ""  # why the algorithm cannot compress a layer that a rule selects
     default: str = ""  # why the algorithm compresses a layer that no rule names
+    follows: str = ""  # the selected layer with which one that no rule names loses channels
 
     @property
     def why(self) -> str:
         """The reason in words."""
         if self.obstacle:
             return f"left alone: {self.obstacle}"
+        if self.rule is None and self.follows:
+            return f"loses channels with {self.follows}"
         if self.rule is None:
             return f"by default: {self.default}" if self.default else "no rule matches"
         return f"excluded by rule {self.rule}" if self.excluded else f"rule {self.rule}"

@@ -120,6 +120,7 @@ class Layout:
                         layer = _along(decision.layer, slice_)
                         members.setdefault(group.name, []).append(Member(layer, slice_))
             decisions.append(decision)
+        decisions = [_followed(decision, owned, members) for decision in decisions]
         self.selection = Selection(tuple(decisions), tuple(_problems(decisions)))
         self.pruned = [
             Pruned(group, tuple(members[group.name]))
@@ -180,6 +181,16 @@ def _protected(selection: Selection, owned: _Owned) -> dict[str, str]:
         if decision.excluded
         for group, _ in owned.of(decision.layer)
     }
+
+
+def _followed(
+    decision: Decision, owned: _Owned, members: Mapping[str, Sequence[Member]]
+) -> Decision:
+    """Return the decision on a layer that no rule names, with the one that it loses channels with."""
+    if decision.rule is not None or decision.is_chosen:
+        return decision
+    groups = [group.name for group, _ in owned.of(decision.layer) if group.name in members]
+    return replace(decision, follows=members[groups[0]][0].layer.name) if groups else decision
 
 
 def _why_not(
