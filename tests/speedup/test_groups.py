@@ -13,6 +13,7 @@ from lilliput.errors import ConfigError
 from lilliput.graph.groups import unit_of
 from lilliput.pruning.l1 import L1NormPruner
 from lilliput.speedup.channels import channel_groups
+from lilliput.speedup.preflight import preflight
 from lilliput.speedup.shrink import speedup
 
 
@@ -59,6 +60,14 @@ def test_reasons(groups):
     assert groups.reason("spare.weight") == "it is not reached by the example inputs"
     assert groups.reason("norm.weight") == "it produces no channels"
     assert groups.unreached == ("spare.weight", "spare.bias")
+
+
+def test_a_report_gives_each_reason_once():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    (line,) = str(preflight(layer, torch.zeros(2, 3, 8))).split("stays, and why:\n")[1:]
+    names, reason = line.strip().split(": ")
+    assert names == "linear2.weight, self_attn.out_proj.weight"
+    assert reason == "they are combined with something that cannot shrink, in add at the model"
 
 
 def test_a_weight_that_is_computed_cannot_be_cut():

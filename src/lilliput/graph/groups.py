@@ -14,6 +14,7 @@ from lilliput.graph.stages import Stage
 from lilliput.tables import html_table
 
 _MOST_NOTES = 12  # below a table
+_MOST_NAMES = 4  # of the parameters that a reason applies to
 Removed = Mapping[str, Flags]  # by group: which of its units are removed
 
 
@@ -212,9 +213,23 @@ def name_of(group: Group) -> str:
 
 def pinned_notes(groups: ChannelGroups) -> list[str]:
     """Return what is kept and why, as a few lines below a table."""
-    notes = [f"{x.tensor} stays: {x.reason}" for x in groups.pinned[:_MOST_NOTES]]
-    left = len(groups.pinned) - len(notes)
-    return [*notes, f"… and {left} more that are kept: print it"] if left else notes
+    reasons = why_kept(groups)
+    notes = [f"kept: {names}: {reason}" for names, reason in reasons[:_MOST_NOTES]]
+    left = len(reasons) - len(notes)
+    return [*notes, f"… and {left} more reasons to keep channels: print it"] if left else notes
+
+
+def why_kept(groups: ChannelGroups) -> list[tuple[str, str]]:
+    """Return each reason to keep channels, with the first few parameters that it applies to."""
+    tensors: dict[str, list[str]] = {}
+    for pinned in groups.pinned:
+        tensors.setdefault(pinned.reason, []).append(pinned.tensor)
+    found = []
+    for reason, names in tensors.items():
+        names = list(dict.fromkeys(names))
+        more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+        found.append((", ".join(names[:_MOST_NAMES]) + more, reason))
+    return found
 
 
 def count(number: int, thing: str) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from lilliput.frameworks import part_for
 from lilliput.frameworks.shrinking import Shrinking
 from lilliput.graph.dead import find_dead
-from lilliput.graph.groups import ChannelGroups, count, name_of, pinned_notes
+from lilliput.graph.groups import ChannelGroups, count, name_of, pinned_notes, why_kept
 from lilliput.graph.labels import Flags
 from lilliput.speedup.channels import channel_groups
 from lilliput.tables import html_table
@@ -37,7 +37,7 @@ class Preflight:
         lines += [f"{size:>7} {masked or '–':>7}  {name}" for size, masked, name in self._rows()]
         if groups.pinned:
             lines += ["", "stays, and why:"]
-            lines += [f"  {pinned.tensor}: {pinned.reason}" for pinned in groups.pinned]
+            lines += [f"  {names}: {reason}" for names, reason in why_kept(groups)]
         if groups.unknown:
             lines += ["", "ops without a rule (their channels are kept):"]
             lines += [f"  {name} at {where}" for name, where in groups.unknown.items()]
