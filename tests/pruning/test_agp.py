@@ -3,8 +3,10 @@ import pytest
 import torch
 from torch import nn
 
+from lilliput.core.masker import WeightMasker
 from lilliput.errors import AlgorithmError, ConfigError
 from lilliput.ops.schedule import cubic_sparsity
+from lilliput.pruning.one_shot import OneShotPruner
 from lilliput.torch import AGPPruner, LinearPruner
 
 RULE = {
@@ -73,6 +75,40 @@ def test_a_total_sparsity_keeps_to_the_limit_per_layer():
     assert [int((layer.weight == 0).sum()) for layer in model] == [552, 258]
 
 
+class LayerByLayer(AGPPruner):
+    def calc_mask(self, wrapper, wrapper_idx=None):
+        return super().calc_mask(wrapper, wrapper_idx)
+
+
+def test_a_total_sparsity_holds_if_masks_are_asked_for_layer_by_layer():
+    model = two_scales()
+    pruner = LayerByLayer(model, [{"total_sparsity": 0.5, "end_epoch": 2}])
+    pruner.compress()
+    for epoch in (2, 3, 4):
+        pruner.update_epoch(epoch)
+        assert sum(int((layer.weight == 0).sum()) for layer in model) == 450
+
+
+def test_a_limit_that_cannot_be_kept_is_refused_before_the_training():
+    model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(4)))
+    rule = {"total_sparsity": 0.5, "max_sparsity_per_layer": 0.5, "end_epoch": 9}
+    with pytest.raises(AlgorithmError, match="requests the removal of 2 weights.*allows 0"):
+        AGPPruner(model, [rule]).compress()
+
+
+class Unranked(WeightMasker):
+    """A criterion without scores."""
+
+
+class UnrankedPruner(OneShotPruner):
+    masker_type = Unranked
+
+
+def test_a_criterion_without_scores_cannot_rank_layers_together():
+    with pytest.raises(ConfigError, match="total_sparsity: Unranked has no scores"):
+        AGPPruner(nn.Linear(4, 4), [{"total_sparsity": 0.5}], None, UnrankedPruner)
+
+
 def test_layers_of_other_rules_keep_their_own_schedule():
     model = nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 10), nn.Linear(10, 10))
     rules = [
@@ -84,6 +120,7 @@ def test_layers_of_other_rules_keep_their_own_schedule():
     pruner.update_epoch(4)
     zeros = [int((layer.weight == 0).sum()) for layer in model]
     assert (zeros[0] + zeros[1], zeros[2]) == (450, 20)
+    assert "total_sparsity 0.5; final_sparsity 0.2" in repr(pruner)
 
 
 def test_pruned_weights_never_come_back():
@@ -134,7 +171,7 @@ def test_stripping_before_the_end_of_the_schedule_is_said(caplog):
     pruner = AGPPruner(nn.Linear(10, 10), [{"final_sparsity": 0.8, "end_epoch": 4}])
     pruner.compress()
     pruner.strip()
-    assert "before final_sparsity was reached in 1 layers" in caplog.text
+    assert "before the final sparsity was reached in 1 layers" in caplog.text
     caplog.clear()
     pruner.compress()
     pruner.update_epoch(4)

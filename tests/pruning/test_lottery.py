@@ -45,7 +45,9 @@ def run(model, pruner, optimizer, epochs):
         train_epoch(model, optimizer, epoch)
 
 
-@pytest.mark.parametrize(("rewind", "key"), [(0, "sparsity"), (2, "sparsity"), (0, "total_sparsity")])
+@pytest.mark.parametrize(
+    ("rewind", "key"), [(0, "sparsity"), (2, "sparsity"), (0, "total_sparsity")]
+)
 def test_it_is_the_papers_procedure(rewind, key):
     model, per_round = net(), 2
     optimizer = sgd(model)

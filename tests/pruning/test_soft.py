@@ -55,17 +55,20 @@ def reference(epochs, steps, hard_epoch, is_total):
 
 
 def _shrunk_alone(weights, sparsity):
-    return [_shrunk(w, round(w.size * sparsity)) for w in weights]
+    return [_shrunk(w, _border([w], sparsity)) for w in weights]
 
 
 def _shrunk_together(weights, sparsity):
-    sizes = np.concatenate([np.abs(w).ravel() for w in weights])
-    border = np.sort(sizes)[round(sizes.size * sparsity) - 1] if sparsity else -1.0
-    return [_shrunk(w, int((np.abs(w) <= border).sum())) for w in weights]
+    return [_shrunk(w, _border(weights, sparsity)) for w in weights]
 
 
-def _shrunk(weight, count):
-    border = np.sort(np.abs(weight), axis=None)[count - 1] if count else 0.0
+def _border(weights, sparsity):
+    sizes = np.sort(np.concatenate([np.abs(w).ravel() for w in weights]))
+    count = round(sizes.size * sparsity)
+    return sizes[count - 1] if count else 0.0
+
+
+def _shrunk(weight, border):
     size = np.abs(weight)
     kept = np.where(size > border, size, 0).sum(1) / size.sum(1)
     return np.sign(weight) * np.maximum(size - border, 0) * 1.01 / (kept[:, None] + 0.01)
@@ -106,6 +109,41 @@ def test_each_step_is_that_of_the_formula(hard_epoch, hardens, key):
             asked = [900 * target] if key == "total_sparsity" else [600 * target, 300 * target]
             zeros = [int((w.module.weight == 0).sum()) for w in pruner.get_modules_wrapper()]
             assert sum(zeros) == sum(map(round, asked))
+
+
+def unequal_layers():
+    """Return layers of which the first loses weights long before the second."""
+    model = two_layers()
+    with torch.no_grad():
+        model[2].weight.copy_(model[2].weight.sign() * (5 + model[2].weight.abs()))
+    return model
+
+
+def test_a_total_has_one_threshold_and_stays_when_masks_become_hard():
+    model = unequal_layers()
+    sizes = np.abs(model[0].weight.detach().numpy())
+    pruner = AGPPruner(model, [{"total_sparsity": 0.4, "end_epoch": 4}], soft=True)
+    pruner.compress()
+    for epoch in range(8):
+        pruner.update_epoch(epoch)
+        count = round(900 * cubic_sparsity(epoch, 0.0, 0.4, 0, 4))
+        assert [int((model[i].weight == 0).sum()) for i in (0, 2)] == [count, 0]
+        if 0 < epoch < 6:
+            border = np.sort(sizes, axis=None)[count - 1]
+            for wrapper in pruner.get_modules_wrapper():
+                assert float(wrapper.threshold) == border
+    assert not any(wrapper.keeps_raw() for wrapper in pruner.get_modules_wrapper())
+
+
+def test_a_total_is_that_of_all_layers_if_some_are_hard_already():
+    model = two_layers()
+    pruner = AGPPruner(model, [{"total_sparsity": 0.5, "end_epoch": 2}], soft=True)
+    pruner.compress()
+    pruner.update_epoch(2)
+    pruner.harden(pruner.get_modules_wrapper()[:1])
+    for epoch in (3, 4):
+        pruner.update_epoch(epoch)
+        assert sum(int((model[i].weight == 0).sum()) for i in (0, 2)) == 450
 
 
 def test_pruned_weights_come_back_until_the_masks_are_hard():

@@ -74,7 +74,9 @@ def test_a_weight_that_is_computed_cannot_be_cut():
     first = nn.utils.parametrizations.weight_norm(nn.Linear(8, 6))
     model = nn.Sequential(first, nn.ReLU(), nn.Linear(6, 2))
     rule = {"op_names": ["0"], "sparsity": 0.5}
-    with pytest.raises(ConfigError, match="channels of '0' cannot be removed: its weight is computed"):
+    with pytest.raises(
+        ConfigError, match="channels of '0' cannot be removed: its weight is computed"
+    ):
         L1NormPruner(model, [rule], example_inputs=torch.zeros(2, 8))
 
 

@@ -287,14 +287,15 @@ def _check_fit(found: Types, expected: Types | None) -> None:
 
 def _factorized(found: Types, expected: Types) -> str:
     """Return what to do if a layer of the model has been replaced with two; empty if none has."""
-    layers = [name.rpartition(".")[0] for name in expected if name not in found]
-    pairs = [x for x in layers if {f"{x}.0.weight", f"{x}.1.weight"} <= set(found)]
-    if not pairs:
-        return ""
-    return (
-        f" {pairs[0]!r} has been factorized: put layers of these shapes in first, with lay_out() of a "
-        "factorizer that has the config_list() of the result."
-    )
+    for name, (_, shape) in expected.items():
+        layer = name.rpartition(".")[0]
+        first, second = (found.get(f"{layer}.{i}.weight", ("", ()))[1] for i in (0, 1))
+        if len(shape) > 1 and len(second) > 1 and second[:2] == (shape[0], first[0]):
+            return (
+                f" {layer!r} looks factorized: first call SVDFactorizer(model, "
+                "result.config_list()).lay_out()."
+            )
+    return ""
 
 
 def _said(tensor: tuple[str, tuple[int, ...]]) -> str:

@@ -253,10 +253,11 @@ class ScheduledPruneRule(PruneRule, PatternKeys, TotalKeys, ChannelKeys):
         return self.own_target if self.total_sparsity is None else self.total_sparsity
 
     def settings(self) -> dict[str, Any]:
-        """As in :meth:`Rule.settings`, with the target under ``final_sparsity``."""
+        """As in :meth:`Rule.settings`, with a layer's own target under ``final_sparsity``."""
         settings = super().settings()
         settings.pop("sparsity", None)
-        return settings if self.target is None else settings | {"final_sparsity": self.target}
+        own = self.own_target
+        return settings if own is None else settings | {"final_sparsity": own}
 
 
 class BitsRule(Rule):

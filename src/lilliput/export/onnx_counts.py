@@ -45,7 +45,7 @@ def count_onnx(file: OnnxFile, arrays: Sequence[Any], named: Sequence[str]) -> d
         if name not in scales and value.const_value is not None and _is_trained(value.const_value)
     }
     zeros = _zero_counts(graph)
-    shapes = {name: x.shape for name, x in zip(file.order(named), arrays, strict=False)}
+    shapes = {name: x.shape for name, x in zip(file.order(len(arrays), named), arrays, strict=True)}
     layers = list_layers(graph, example_sizes(graph, shapes))
     if None in [layer.macs for layer in layers]:
         fill_macs(layers, graph, partial(_inside, file, named, arrays), batch_of(arrays))
@@ -75,7 +75,7 @@ def _inside(
     from lilliput.export.packed import Packed, external_files
     from lilliput.export.run import PLAIN, run
 
-    feeds = dict(zip(file.order(named), arrays, strict=True))
+    feeds = dict(zip(file.order(len(arrays), named), arrays, strict=True))
     folder = file.path.parent if external_files(file.path) else None
     data, held = Packed(file.path.read_bytes(), folder=folder).with_outputs(names)
     (values,) = run(PLAIN, data, [feeds])

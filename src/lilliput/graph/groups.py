@@ -139,8 +139,9 @@ class ChannelGroups:
             return ""
         if tensor in self.unreached:
             return "it is not reached by the example inputs"
-        if tensor not in self.analysis.axes:
-            return "its weight is computed, not a parameter; remove parametrizations first"
+        module, _, name = tensor.rpartition(".")
+        if any(x.startswith(f"{module}.parametrizations.{name}.") for x in self.analysis.axes):
+            return "its weight is computed; remove its parametrizations first"
         reasons = [p.reason for p in self.pinned if p.tensor == tensor]
         reasons += self.analysis.reasons(tensor)
         return reasons[0] if reasons else "it produces no channels"

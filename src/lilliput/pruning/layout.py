@@ -120,7 +120,8 @@ class Layout:
                         layer = _along(decision.layer, slice_)
                         members.setdefault(group.name, []).append(Member(layer, slice_))
             decisions.append(decision)
-        decisions = [_followed(decision, owned, members) for decision in decisions]
+        if not filters_only:
+            decisions = [_followed(decision, owned, members) for decision in decisions]
         self.selection = Selection(tuple(decisions), tuple(_problems(decisions)))
         self.pruned = [
             Pruned(group, tuple(members[group.name]))

@@ -39,7 +39,7 @@ from lilliput.errors import StageError, UnsupportedModelError
 from lilliput.ops.namespace import namespace
 from lilliput.pruning.criterion import check_counts
 from lilliput.pruning.named import NamedCriterionArguments
-from lilliput.pruning.scheduled import ScheduledPruner
+from lilliput.pruning.scheduled import ScheduledPruner, final_sparsity
 from lilliput.registry import register_pruner
 
 if TYPE_CHECKING:
@@ -75,7 +75,8 @@ class LotteryRule(SparsityRule, TotalKeys):
         number = self.prune_iterations or rounds(self.asked)
         settings = super().settings() | {"prune_iterations": number}
         settings.pop("sparsity", None)
-        return settings if self.asked is None else settings | {"final_sparsity": self.asked}
+        own = super().asked
+        return settings if own is None else settings | {"final_sparsity": own}
 
 
 def rounds(sparsity: float | None) -> int:
@@ -157,7 +158,7 @@ class LotteryTicketPruner(ScheduledPruner):
 
     def target_sparsity(self, wrapper: Any, epoch: int) -> float:
         """Return the sparsity of a layer after the rounds completed before an epoch."""
-        number, final = wrapper.config["prune_iterations"], wrapper.config["final_sparsity"]
+        number, final = wrapper.config["prune_iterations"], final_sparsity(wrapper.config)
         over = min(max(epoch - self.rewind_epoch, 0) // self.epochs_per_round, number)
         return float(final if over == number else 1 - (1 - final) ** (over / number))
 

@@ -84,12 +84,17 @@ class ScoreMasker(WeightMasker):
 
 
 def layer_shares(masker: Any, wrappers: Sequence[Any], sparsity: float) -> list[float]:
-    """Return the sparsity of each layer of a rule, if their weights are ranked together.
-
-    No layer loses more than its ``max_sparsity_per_layer``.
-    """
+    """Return the sparsity of each layer of a rule, if their weights are ranked together."""
+    caps = check_caps(wrappers, sparsity)
     scores = [masker.rank(wrapper) for wrapper in wrappers]
     sizes = [namespace(score).size(score) for score in scores]
+    shares = share_count(scores, prune_count(sum(sizes), sparsity), caps)
+    return [share / size for share, size in zip(shares, sizes, strict=True)]
+
+
+def check_caps(wrappers: Sequence[Any], sparsity: float) -> list[int]:
+    """Return how many weights each layer of a rule may lose; raise if that is too few for the sparsity."""
+    sizes = [namespace(wrapper.weight_mask).size(wrapper.weight_mask) for wrapper in wrappers]
     cap = wrappers[0].config.get("max_sparsity_per_layer")
     caps = [size if cap is None else prune_count(size, cap) for size in sizes]
     count = prune_count(sum(sizes), sparsity)
@@ -98,8 +103,7 @@ def layer_shares(masker: Any, wrappers: Sequence[Any], sparsity: float) -> list[
             f"total_sparsity {sparsity} requests the removal of {count} weights, but "
             f"max_sparsity_per_layer {cap} allows {sum(caps)} in layers this small."
         )
-    shares = share_count(scores, count, caps)
-    return [share / size for share, size in zip(shares, sizes, strict=True)]
+    return caps
 
 
 class OneShotPruner(CriterionPruner):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from lilliput.config.select import Selection
@@ -12,9 +12,14 @@ from lilliput.core.masker import Targets
 from lilliput.errors import Problem
 from lilliput.pruning.criterion import checked_epoch
 from lilliput.pruning.named import NamedCriterionPruner
-from lilliput.pruning.one_shot import layer_shares
+from lilliput.pruning.one_shot import check_caps, layer_shares
 
 log = logging.getLogger("lilliput")
+
+
+def final_sparsity(config: Mapping[str, Any]) -> float:
+    """Return the sparsity at the end of a schedule: of a layer, or of all layers of its rule together."""
+    return float(config.get("total_sparsity", config.get("final_sparsity")))
 
 
 class ScheduledPruner(NamedCriterionPruner):
@@ -51,7 +56,7 @@ class ScheduledPruner(NamedCriterionPruner):
         return type(self).schedule(
             epoch,
             config["initial_sparsity"],
-            config["final_sparsity"],
+            final_sparsity(config),
             config["start_epoch"],
             config["end_epoch"],
             config["frequency"],
@@ -62,12 +67,12 @@ class ScheduledPruner(NamedCriterionPruner):
         behind = [
             wrapper.name
             for wrapper in self.get_modules_wrapper()
-            if self.target_sparsity(wrapper, self.now_epoch) < wrapper.config["final_sparsity"]
+            if self.target_sparsity(wrapper, self.now_epoch) < final_sparsity(wrapper.config)
             or (wrapper.updated_epoch != self.now_epoch and not self._can_ask(wrapper))
         ]
         if behind and self.is_wrapped:
             log.warning(
-                "%s: stripped at epoch %d, before final_sparsity was reached in %d layers; "
+                "%s: stripped at epoch %d, before the final sparsity was reached in %d layers; "
                 "is update_epoch(epoch) called in every epoch?",
                 type(self).__name__,
                 self.now_epoch,
@@ -77,35 +82,49 @@ class ScheduledPruner(NamedCriterionPruner):
 
     def _due(self, wrappers: Sequence[Any]) -> list[tuple[Any, float | None]]:
         """Return those of some layers that have fewer zeros than requested, with their sparsity."""
-        asked = self._current([w for w in wrappers if self._can_ask(w)])
+        asked = self._with_sparsity([w for w in wrappers if self._can_ask(w)])
         return [(w, target) for w, target in asked if not self.masker.is_met(w, target)]
 
-    def _current(self, wrappers: Sequence[Any]) -> list[tuple[Any, float]]:
-        """Return layers with their sparsity in this epoch; a total is spread by ranking them together."""
+    def _with_sparsity(self, wrappers: Sequence[Any]) -> list[tuple[Any, float]]:
+        """Return layers with their sparsity in this epoch: that of their rule, or their share of a total."""
         found: dict[Any, float] = {}
         for wrapper in wrappers:
             target = self.target_sparsity(wrapper, self.now_epoch)
             if "total_sparsity" not in wrapper.config:
                 found[wrapper] = target
             elif wrapper not in found:
-                group = [w for w in wrappers if w.config == wrapper.config]
+                group = self._ranked_with(wrapper)
                 found |= zip(group, layer_shares(self.masker, group, target), strict=True)
-        return list(found.items())
+        return [(wrapper, found[wrapper]) for wrapper in wrappers]
+
+    def _ranked_with(self, wrapper: Any) -> list[Any]:
+        """Return all layers of a layer's rule, if it has a total sparsity, or the layer alone."""
+        if "total_sparsity" not in wrapper.config:
+            return [wrapper]
+        return [w for w in self.get_modules_wrapper() if w.config == wrapper.config]
 
     def _find_problems(self, selection: Selection) -> list[Problem]:
-        """Return rules that rank the channels of several layers together, which no schedule does."""
+        """Return rules with a total sparsity whose layers this criterion cannot rank together."""
+        if self.removes_channels:
+            why = "a schedule ranks single weights across layers, not channels"
+        elif not hasattr(self.masker_type, "rank"):
+            why = f"{self.masker_type.__name__} has no scores to rank weights by"
+        else:
+            return super()._find_problems(selection)
         problems = [
             Problem(
-                f"rule {decision.rule} → total_sparsity",
-                "a schedule ranks single weights across layers, not channels; give 'final_sparsity', for "
-                "each layer.",
+                f"rule {decision.rule} → total_sparsity", f"{why}; give 'sparsity', for each layer."
             )
             for decision in selection.decisions
-            if self.removes_channels
-            and decision.is_chosen
-            and "total_sparsity" in decision.layer.config
+            if decision.is_chosen and "total_sparsity" in decision.layer.config
         ]
         return [*super()._find_problems(selection), *dict.fromkeys(problems)]
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        for wrapper in self.get_modules_wrapper():
+            if "total_sparsity" in wrapper.config:  # may be impossible, which shows only at the end
+                check_caps(self._ranked_with(wrapper), final_sparsity(wrapper.config))
 
     def _bind(self) -> None:
         super()._bind()

@@ -7,10 +7,11 @@ unchanged::
     w' = r * sign(w) * max(|w| - t, 0)        dL/dw = dL/dw'
 
 where ``t`` is the largest magnitude among the weights that the schedule prunes (slightly less if an equally
-large one is kept). So sparsity grows without jumps, and a weight that was pruned too early becomes nonzero
-again when its raw value grows. ``r`` compensates for the loss of each output: ``r = 1.01 / (q + 0.01)``, as
-in the authors' code, where ``q`` is the share of its magnitudes that is kept. Blocks are shrunk as a whole:
-with ``|W|`` the sum of magnitudes in a block, ``W' = r * W * max(1 - t / |W|, 0)``.
+large one is kept): of the layer or, with ``total_sparsity`` as in the paper, of all layers of the rule. So
+sparsity grows without jumps, and a weight that was pruned too early becomes nonzero again when its raw value
+grows. ``r`` compensates for the loss of each output: ``r = 1.01 / (q + 0.01)``, as in the authors' code, where
+``q`` is the share of its magnitudes that is kept. Blocks are shrunk as a whole: with ``|W|`` the sum of
+magnitudes in a block, ``W' = r * W * max(1 - t / |W|, 0)``.
 
 >>> import torch
 >>> weight = torch.tensor([3.0, -2.0, 0.5])
@@ -21,6 +22,7 @@ tensor([ 2., -1.,  0.])
 from __future__ import annotations
 
 import math
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from lilliput.config.layer import LayerInfo
@@ -153,23 +155,27 @@ class SoftScheduledPruner(ScheduledPruner):
     def targets(self) -> Targets:
         """As in :meth:`ScheduledPruner.targets`; soft layers are updated after each step."""
         hard = self._due([wrapper for wrapper in self._unmasked() if not wrapper.keeps_raw()])
-        return [*hard, *self._current(self._soft())]
+        return [*hard, *self._with_sparsity(self._soft())]
 
     def update_mask(self) -> None:
         """Update the masks, and the thresholds with them."""
         super().update_mask()
         with self._backend.no_grad():
-            for wrapper in self._soft():
-                self._set_threshold(wrapper)
+            borders = {wrapper: self._border(wrapper) for wrapper in self._soft()}
+            for wrapper, (_, kept) in borders.items():
+                xp = namespace(kept)
+                peers = [w for w in self._ranked_with(wrapper) if w in borders]
+                pruned = reduce(xp.maximum, (borders[w][0] for w in peers))
+                threshold = xp.where(pruned < kept, pruned, kept * _BELOW)
+                wrapper.set_attribute("threshold", xp.to_float(threshold, like=kept))
 
-    def _set_threshold(self, wrapper: Any) -> None:
-        """Set the threshold to the largest magnitude that the mask prunes, below all that it keeps."""
+    def _border(self, wrapper: Any) -> tuple[Tensor, Tensor]:
+        """Return the largest magnitude that the mask of a layer prunes, and the smallest that it keeps."""
         size = magnitudes(self._backend.value_of(wrapper.weight), wrapper.layer_info)
         xp = namespace(size)
         is_pruned = wrapper.weight_mask == 0
         pruned = xp.max(xp.where(is_pruned, size, xp.zeros_like(size)))
-        kept = -xp.max(xp.where(is_pruned, -math.inf, -size))
-        wrapper.set_attribute("threshold", xp.where(pruned < kept, pruned, kept * _BELOW))
+        return pruned, -xp.max(xp.where(is_pruned, -math.inf, -size))
 
     def _soft(self) -> list[Any]:
         """Return the wrappers of layers whose weights are shrunk."""

@@ -19,6 +19,7 @@ from models_to_export import (
     tensors,
 )
 
+from lilliput.errors import ConfigError
 from lilliput.keras import (
     LevelPruner,
     QATQuantizer,
@@ -26,6 +27,7 @@ from lilliput.keras import (
     QuantType,
     export_litert,
     litert_latency,
+    open_file,
 )
 
 pytestmark = tensorflow_only
@@ -359,3 +361,22 @@ def test_example_inputs_may_be_left_out(tmp_path):
     assert export_litert(model, tmp_path / "model.tflite").runtimes["litert"].sqnr > 100
     quantizer = quantized(model, data(3, 6))
     assert export_litert(quantizer, tmp_path / "model.tflite").integer_share == 1
+
+
+def test_inputs_go_by_name_and_by_size(tmp_path):
+    first, second = keras.Input((6,), name="j"), keras.Input((6,), name="i")
+    joined = keras.layers.Concatenate()([first, second])
+    model = keras.Model([first, second], keras.layers.Dense(3)(joined))
+    x = np.random.default_rng(0).normal(size=(4, 6)).astype("float32")
+    export_litert(model, tmp_path / "two.tflite", [x, x])
+    file, wanted = open_file(tmp_path / "two.tflite"), np.asarray(model([x, 2 * x]))
+    np.testing.assert_allclose(file(x, 2 * x), wanted, atol=1e-5)
+    np.testing.assert_allclose(file(i=2 * x, j=x), wanted, atol=1e-5)
+    with pytest.raises(ConfigError, match=r"takes \['j', 'i'\], received \['k'\]"):
+        file(x, k=x)
+    # LiteRT itself would read these 4 rows of 9 as 3 rows of 12.
+    with pytest.raises(
+        ConfigError, match=r"'j' is float32 of shape \[4, 3\], expected .* \[\?, 6\]"
+    ):
+        file(x[:, :3], x)
+    np.testing.assert_allclose(file(x, 2 * x), wanted, atol=1e-5)

@@ -83,6 +83,8 @@ class ExecutedFile:
 
     runtime = ""
     training = False
+    casts = False  # whether inputs of other types are converted
+    names: Sequence[str] = ()  # of the inputs
 
     def __init__(self, path: Path, threads: int) -> None:
         self.path, self.threads = path, threads
@@ -123,7 +125,7 @@ class ExecutedFile:
         except LilliputError:
             raise
         except Exception as error:  # the runtimes have no class of errors in common
-            self._check_inputs(arrays, list(named), error)
+            self.check_inputs(arrays, list(named), why=error)
             raise
         outputs = [_like(x, values[0]) for x in found]
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
@@ -139,23 +141,39 @@ class ExecutedFile:
             return [np.concatenate(column) for column in zip(*parts, strict=True)]
         return np.concatenate(parts)
 
-    def _check_inputs(self, arrays: list[Array], named: list[str], error: Exception) -> None:
-        """Raise for the input that has another shape or type than the file takes, if there is one."""
+    def order(self, count: int, named: Sequence[str]) -> list[str]:
+        """Return the names of the inputs in the order in which arrays are given, the named ones last."""
+        if count != len(self.names):
+            raise ConfigError(f"{self.path.name} takes {len(self.names)} inputs, received {count}.")
+        if not set(named) <= set(self.names):
+            raise ConfigError(f"{self.path.name} takes {self.names}, received {list(named)}.")
+        return [*(name for name in self.names if name not in named), *named]
+
+    def check_inputs(
+        self,
+        arrays: Sequence[Array],
+        named: Sequence[str] = (),
+        any_batch: bool = False,
+        why: Exception | None = None,
+    ) -> None:
+        """Raise for the first input whose shape, or else whose type, is not what the file takes."""
+        start = int(any_batch)
         inputs = {x.name: x for x in self.tensors() if x.kind == "input"}
-        order = [*(name for name in inputs if name not in named), *named]
-        for name, array in zip(order, arrays, strict=False):
-            wanted, sizes = inputs.get(name), array.shape
-            if wanted is None:
-                continue
-            fits = len(sizes) == len(wanted.shape) and all(
-                b in (None, a) for a, b in zip(sizes, wanted.shape, strict=True)
-            )
-            if not fits or array.dtype.name != wanted.dtype:
-                shape = wanted.to_dict()["shape"]
-                raise ConfigError(
-                    f"{self.path.name}: input {name!r} is {array.dtype.name} of shape {list(sizes)}, "
-                    f"expected {wanted.dtype} of shape [{', '.join(map(str, shape))}]."
-                ) from error
+        given = dict(zip(self.order(len(arrays), named), arrays, strict=True))
+        wrong = [
+            name
+            for name, array in given.items()
+            if not _fits(array.shape[start:], inputs[name].shape[start:])
+        ]
+        if not self.casts:
+            wrong += [name for name in given if given[name].dtype.name != inputs[name].dtype]
+        if wrong:
+            found, wanted = given[wrong[0]], inputs[wrong[0]]
+            shape = ", ".join(map(str, wanted.to_dict()["shape"]))
+            raise ConfigError(
+                f"{self.path.name}: input {wrong[0]!r} is {found.dtype.name} of shape "
+                f"{list(found.shape)}, expected {wanted.dtype} of shape [{shape}]."
+            ) from why
 
     def eval(self) -> ExecutedFile:
         """Return itself: a file has no training mode."""
@@ -170,10 +188,10 @@ class ExecutedFile:
         return self
 
 
-def check_count(path: Path, received: int, expected: int) -> None:
-    """Raise if a file is called with the wrong number of inputs."""
-    if received != expected:
-        raise ConfigError(f"{path.name} takes {expected} inputs, received {received}.")
+def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
+    return len(shape) == len(wanted) and all(
+        size in (None, given) for given, size in zip(shape, wanted, strict=True)
+    )
 
 
 def _like(array: Array, example: Any) -> Any:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lilliput.errors import ConfigError, ExportError, MissingExtraError, StateError
-from lilliput.export.targets.executed import Array, ExecutedFile, TensorInfo, check_count
+from lilliput.export.targets.executed import Array, ExecutedFile, TensorInfo
 from lilliput.export.targets.target import Package, Target, Writer
 from lilliput.extras import is_installed
 from lilliput.frameworks import part_of
@@ -96,11 +96,12 @@ class ExecuTorchFile(ExecutedFile):
         except (RuntimeError, ValueError) as error:
             raise StateError(f"{path}: ExecuTorch cannot read the file ({error}).") from error
         self.threads = self.execution.threads
+        self.names = [x.name for x in self.tensors() if x.kind == "input"]
         self.runtime = f"ExecuTorch {version('executorch')}"
 
     def run(self, arrays: Sequence[Array], names: Sequence[str] = ()) -> list[Array]:
         """Return the outputs; the inputs of a program have no names and are passed in order."""
-        check_count(self.path, len(arrays), sum(x.kind == "input" for x in self.tensors()))
+        self.order(len(arrays), ())
         try:
             outputs: list[Array] = self.execution.run(arrays)
             return outputs

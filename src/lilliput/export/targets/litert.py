@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from lilliput.errors import StateError
-from lilliput.export.targets.executed import Array, ExecutedFile, TensorInfo, check_count, list_ends
+from lilliput.export.targets.executed import Array, ExecutedFile, TensorInfo, list_ends
 from lilliput.export.targets.target import Package, Target, Writer
 from lilliput.extras import require
 
 
 class LiteRTFile(ExecutedFile):
     """A LiteRT file in its interpreter."""
+
+    casts = True
 
     def __init__(self, path: Path, threads: int) -> None:
         super().__init__(path, threads)
@@ -25,13 +27,16 @@ class LiteRTFile(ExecutedFile):
         except (ValueError, RuntimeError) as error:
             raise StateError(f"{path}: LiteRT cannot read the file ({error}).") from error
         self.runtime = f"LiteRT {version('ai-edge-litert')}"
+        self.names = [x["name"] for x in self.interpreter.get_input_details()]
         self._shapes: list[tuple[int, ...]] = []
 
     def run(self, arrays: Sequence[Array], names: Sequence[str] = ()) -> list[Array]:
         """Return the outputs."""
-        details = self.interpreter.get_input_details()
-        check_count(self.path, len(arrays), len(details))
+        by_name = {x["name"]: x for x in self.interpreter.get_input_details()}
+        details = [by_name[name] for name in self.order(len(arrays), names)]
         if self._shapes != [x.shape for x in arrays]:
+            self.check_inputs(arrays, names, any_batch=True)  # else rows of other sizes are misread
+            self._shapes = []  # if it fails, the interpreter has to be resized again
             for detail, array in zip(details, arrays, strict=True):
                 self.interpreter.resize_tensor_input(detail["index"], array.shape)
             self.interpreter.allocate_tensors()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lilliput.errors import MissingExtraError, StateError
-from lilliput.export.targets.executed import Array, ExecutedFile, TensorInfo, check_count, list_ends
+from lilliput.export.targets.executed import Array, ExecutedFile, TensorInfo, list_ends
 from lilliput.export.targets.target import Package, Target, Writer
 
 _TYPES = {
@@ -49,14 +49,9 @@ class OnnxFile(ExecutedFile):
 
     def run(self, arrays: Sequence[Array], names: Sequence[str] = ()) -> list[Array]:
         """Return the outputs."""
-        check_count(self.path, len(arrays), len(self.names))
-        feeds = dict(zip(self.order(names), arrays, strict=True))
+        feeds = dict(zip(self.order(len(arrays), names), arrays, strict=True))
         outputs: list[Array] = self.session.run(None, feeds)
         return outputs
-
-    def order(self, names: Sequence[str]) -> list[str]:
-        """Return the inputs of the file in the order given, the named ones last."""
-        return [*(name for name in self.names if name not in names), *names]
 
     def tensors(self) -> list[TensorInfo]:
         """Return the inputs and outputs."""

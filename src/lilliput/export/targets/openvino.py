@@ -17,9 +17,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from lilliput.errors import ConfigError, ExportError, StateError
+from lilliput.errors import ExportError, StateError
 from lilliput.export.packed import Packed, packing
-from lilliput.export.targets.executed import Array, ExecutedFile, TensorInfo, check_count, list_ends
+from lilliput.export.targets.executed import Array, ExecutedFile, TensorInfo, list_ends
 from lilliput.export.targets.target import Package, Target, Writer
 from lilliput.extras import require
 from lilliput.files import write_atomically
@@ -180,6 +180,8 @@ def note_precision() -> list[str]:
 class OpenVINOFile(ExecutedFile):
     """OpenVINO IR, compiled for the CPU."""
 
+    casts = True
+
     def __init__(self, path: Path, threads: int) -> None:
         super().__init__(path, threads)
         core: Any = require("openvino", _NEEDS).Core()
@@ -201,11 +203,8 @@ class OpenVINOFile(ExecutedFile):
         """Return the outputs."""
         import numpy as np
 
-        check_count(self.path, len(arrays), len(self.names))
-        if not set(names) <= set(self.names):
-            raise ConfigError(f"{self.path.name} takes {self.names}, received {list(names)}.")
-        order = [*(name for name in self.names if name not in names), *names]
-        found = self.compiled(dict(zip(order, arrays, strict=True)))
+        feeds = dict(zip(self.order(len(arrays), names), arrays, strict=True))
+        found = self.compiled(feeds)
         return [np.array(x) for x in found.values()]
 
     def tensors(self) -> list[TensorInfo]:

@@ -30,10 +30,14 @@ def on_schedule(config_list: Any, end_epoch: int, frequency: int = 1) -> Any:
     >>> on_schedule([{"sparsity": 0.5}], 4)
     [{'initial_sparsity': 0.0, 'start_epoch': 0, 'end_epoch': 4, 'frequency': 1, 'final_sparsity': 0.5}]
     """
-    span = {"start_epoch": 0, "end_epoch": end_epoch, "frequency": frequency}
-    span = {"initial_sparsity": 0.0, **span}
+    span = {
+        "initial_sparsity": 0.0,
+        "start_epoch": 0,
+        "end_epoch": end_epoch,
+        "frequency": frequency,
+    }
     rules = _replaced(config_list, lambda sparsity: {**span, "final_sparsity": sparsity})
-    return [rule | span if _has(rule, ("total_sparsity",)) else rule for rule in rules]
+    return [{**span, **rule} if _is_total(rule) else rule for rule in rules]
 
 
 def in_part(config_list: Any, part: float) -> Any:
@@ -57,11 +61,16 @@ def in_part(config_list: Any, part: float) -> Any:
 
 def has_sparsity(config_list: Any) -> bool:
     """Whether any rule has a sparsity that is not on a schedule yet."""
-    return any(_has(rule, (*_OWN, "total_sparsity")) for rule in config_list or ())
+    return any(
+        _is_total(rule) or (isinstance(rule, Mapping) and any(key in rule for key in _OWN))
+        for rule in config_list or ()
+    )
 
 
-def _has(rule: Any, keys: tuple[str, ...]) -> bool:
-    return isinstance(rule, Mapping) and any(key in rule for key in keys)
+def _is_total(rule: Any) -> bool:
+    """Whether a rule has a total sparsity without a schedule."""
+    is_total = isinstance(rule, Mapping) and "total_sparsity" in rule
+    return is_total and "end_epoch" not in rule
 
 
 def _replaced(config_list: Any, settings: Any) -> Any:
