@@ -9,8 +9,8 @@ unchanged::
 where ``t`` is the largest magnitude among the weights that the schedule prunes (slightly less if an equally
 large one is kept): of the layer or, with ``total_sparsity`` as in the paper, of all layers of the rule. So
 sparsity grows without jumps, and a weight that was pruned too early becomes nonzero again when its raw value
-grows. ``r`` compensates for the loss of each output: ``r = 1.01 / (q + 0.01)``, as in the authors' code, where
-``q`` is the share of its magnitudes that is kept. Blocks are shrunk as a whole: with ``|W|`` the sum of
+grows. ``r`` compensates for the loss of each output: ``r = 1.01 / (q + 0.01)``, as in the authors' code,
+where ``q`` is the share of its magnitudes that is kept. Blocks are shrunk as a whole: with ``|W|`` the sum of
 magnitudes in a block, ``W' = r * W * max(1 - t / |W|, 0)``.
 
 >>> import torch
