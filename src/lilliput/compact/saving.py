@@ -290,7 +290,7 @@ def _factorized(found: Types, expected: Types) -> str:
     for name, (_, shape) in expected.items():
         layer = name.rpartition(".")[0]
         first, second = (found.get(f"{layer}.{i}.weight", ("", ()))[1] for i in (0, 1))
-        if len(shape) > 1 and len(second) > 1 and second[:2] == (shape[0], first[0]):
+        if len(shape) > 1 and first and second[:2] == (shape[0], first[0]):
             return (
                 f" {layer!r} looks factorized: first call SVDFactorizer(model, "
                 "result.config_list()).lay_out()."

@@ -14,7 +14,7 @@ from lilliput.graph.stages import Stage
 from lilliput.tables import html_table
 
 _MOST_NOTES = 12  # below a table
-_MOST_NAMES = 4  # of the parameters that a reason applies to
+_MOST_NAMES = 4  # of parameters listed with a reason
 Removed = Mapping[str, Flags]  # by group: which of its units are removed
 
 
@@ -215,9 +215,9 @@ def name_of(group: Group) -> str:
 def pinned_notes(groups: ChannelGroups) -> list[str]:
     """Return what is kept and why, as a few lines below a table."""
     reasons = why_kept(groups)
-    notes = [f"kept: {names}: {reason}" for names, reason in reasons[:_MOST_NOTES]]
+    notes = [f"kept: {names} ({reason})" for names, reason in reasons[:_MOST_NOTES]]
     left = len(reasons) - len(notes)
-    return [*notes, f"… and {left} more reasons to keep channels: print it"] if left else notes
+    return [*notes, f"… for {left} more reasons, print it"] if left else notes
 
 
 def why_kept(groups: ChannelGroups) -> list[tuple[str, str]]:
