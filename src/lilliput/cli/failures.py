@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NoReturn
+
+import typer
 
 import lilliput
 from lilliput.cli import command
-from lilliput.errors import ConfigError, LilliputError, MissingExtraError
+from lilliput.errors import AlgorithmError, ConfigError, LilliputError, MissingExtraError
 from lilliput.export.targets.table import packages
 from lilliput.frames import is_code_of, is_inside
 
@@ -48,6 +50,13 @@ class Failure:
     def to_dict(self) -> dict[str, Any]:
         """Return the output of ``--json``."""
         return {"error": {"exit_code": self.code, **self.data, "text": "\n".join(self.lines)}}
+
+
+def refuse(terminal: Any, text: str) -> NoReturn:
+    """End with a failure after the result was shown; with ``--json``, that document has said it already."""
+    if terminal.json:
+        raise typer.Exit(FAILED)
+    raise AlgorithmError(text)
 
 
 def explain(error: BaseException, words: Sequence[str] = ()) -> Failure:

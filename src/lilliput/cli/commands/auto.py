@@ -11,13 +11,13 @@ import typer
 
 from lilliput.cli import options
 from lilliput.cli.command import InterruptedByUserError, command
-from lilliput.cli.failures import FAILED, UNPROVEN
+from lilliput.cli.failures import UNPROVEN, refuse
 from lilliput.cli.functions import load_function
 from lilliput.cli.inputs import Sources, require_inputs
 from lilliput.cli.models import open_model
 from lilliput.cli.progress import log_shown
 from lilliput.cli.terminal import Terminal
-from lilliput.errors import AlgorithmError, ConfigError
+from lilliput.errors import ConfigError
 from lilliput.search.budget import parse_budget
 from lilliput.search.journal import NAME as JOURNAL
 
@@ -103,12 +103,11 @@ def auto(
         terminal.result(result | {"measure_again": said}, done.receipt, "", written, *said)
         raise typer.Exit(UNPROVEN)
     terminal.result(result, done.receipt, "", written)
-    if not done.is_met and terminal.json:
-        raise typer.Exit(FAILED)  # the single document says so
     if not done.is_met:
-        raise AlgorithmError(
+        refuse(
+            terminal,
             f"the budget is not met; {done.path} is the closest result. Allow more --hours or --epochs, or "
-            "relax the budget."
+            "relax the budget.",
         )
 
 

@@ -10,13 +10,13 @@ import typer
 
 from lilliput.cli import options
 from lilliput.cli.command import command
-from lilliput.cli.failures import FAILED
+from lilliput.cli.failures import refuse
 from lilliput.cli.functions import load_function
 from lilliput.cli.inputs import Sources, require_inputs
 from lilliput.cli.models import open_model
 from lilliput.cli.progress import log_shown
 from lilliput.cli.terminal import Terminal
-from lilliput.errors import AlgorithmError, ConfigError
+from lilliput.errors import ConfigError
 from lilliput.files import write_atomically
 
 _BATCHES = 16
@@ -85,12 +85,11 @@ def repair(
         "",
         f"written to {folder}: {found.path.name}, found.json, report.html",
     )
-    if not found.is_met and terminal.json:
-        raise typer.Exit(FAILED)  # the single document says so
     if not found.is_met:
-        raise AlgorithmError(
+        refuse(
+            terminal,
             f"{found.path}: the executed file loses more than --drop {drop:g} allows; allow a larger drop or "
-            "more --trials."
+            "more --trials.",
         )
 
 
