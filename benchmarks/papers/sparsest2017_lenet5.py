@@ -11,15 +11,14 @@ four layers are our own.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import nn, optim
 
-from lilliput.torch import L1NormPruner, speedup
+from lilliput.torch import AGPPruner, L1NormPruner, speedup
 from papers.han2015 import schedule
-from papers.harness import Budget, Paper, Row, Task, sparse_figures
+from papers.harness import Budget, Paper, Row, Task, sparse_figures, weights_of
 from papers.networks import lenet_5
 
 WIDTHS = {
@@ -29,12 +28,15 @@ WIDTHS = {
 }  # channels that are left, and had been there
 SPARSE = (0.68, 0.217, 0.0494, 0.50)
 SPARSEST = (0.50, 0.10, 0.0145, 0.25)  # shares of the weights of the narrow network that are kept
+FEWEST = 1532  # weights that are left by these
+FINE = 100  # steps of a soft threshold in an epoch
 
 TRIED = (
     "tried on the validation images, seed 0: with all channels 1.74 % in 14 epochs, and 1.76 % with shares "
     "that LAMP chooses (dense 0.78 %); 1.36 % in 40 epochs from 8, 20 and 60 channels, without moved images; "
     "1.18 % in 30 epochs from 10, 24 and 100 channels that were trained from the start, with ReLUs after the "
-    "convolutions, by a teacher of 0.52 %; 1.48 % as here in 30 epochs instead of 60."
+    "convolutions, by a teacher of 0.52 %; 1.48 % as here in 30 epochs instead of 60. With 120 "
+    "epochs, seed 0 has a test error of 0.94 %."
 )
 narrow = partial(lenet_5, *(left for left, _ in WIDTHS.values()))
 
@@ -58,15 +60,33 @@ def prune(task: Task, *kept: float) -> nn.Module:
     return task.kept("narrow", [task.budget.settings(), WIDTHS, kept], make, narrow)[0]
 
 
-def pruned(*kept: float, times: int = 1) -> Callable[[Task], dict[str, Any]]:
-    """Return a row's function; the training may take a multiple of the epochs."""
+def pruned(*kept: float) -> Callable[[Task], dict[str, Any]]:
+    """Return a row's function."""
 
     def run(task: Task) -> dict[str, Any]:
-        longer = replace(task.budget, epochs=times * task.budget.epochs)
-        model = prune(replace(task, budget=longer), *kept)
+        model = prune(task, *kept)
         return {"error": task.error(model)} | sparse_figures(model, of=task.dense())
 
     return run
+
+
+def shrunk(task: Task) -> dict[str, Any]:
+    """Prune as many weights of the narrow network by one soft threshold for all layers (ST-3)."""
+    student = cut(task)
+    total = sum(weight.numel() for weight in weights_of(student))
+
+    def attach(model: nn.Module, optimizer: optim.Optimizer) -> AGPPruner:
+        rule = {
+            "op_types": ["Conv2d", "Linear"],
+            "total_sparsity": 1 - FEWEST / total,
+            "end_epoch": int(0.6 * task.budget.epochs * FINE),
+        }
+        pruner = AGPPruner(model, [rule], optimizer, soft=True)
+        pruner.compress()
+        return pruner
+
+    model = task.retrain(attach, student, ticks=FINE)[1].strip()
+    return {"error": task.error(model)} | sparse_figures(model, of=task.dense())
 
 
 SPARSE_VD = {"error": 0.75, "rate": 280}
@@ -76,11 +96,12 @@ PAPER = Paper(
     "Guo et al. 2016 and Molchanov et al. 2017, on LeNet-5",
     {
         "280 ×": Row(pruned(*SPARSEST), SPARSE_VD, most=0.80, note=TRIED),
-        "280 ×, 120 epochs": Row(
-            pruned(*SPARSEST, times=2),
+        "280 ×, soft thresholds": Row(
+            shrunk,
             SPARSE_VD,
             most=0.80,
-            note="the epochs were doubled after the test errors of the row above had been seen.",
+            note="tried on the validation images, seed 0: 1.24 % in 30 epochs, where the row above has "
+            "1.48 %. It was added after the test errors of that row had been seen.",
         ),
         "111 ×": Row(pruned(*SPARSE), {"error": 0.91, "rate": 108}, most=0.91),
     },
