@@ -91,8 +91,8 @@ PAPER = Paper(
             pruned(SOFT, 0.1, 1.0, FINE),
             bar=beats_agp(ST3),
             note="a first run of seed 0 had a threshold for each layer, which moved four times an epoch: "
-            "18.58 %. AGP's masks do as well with the same ranking and teacher, so in four epochs it is these "
-            "that help, not the soft thresholds.",
+            "18.58 %. AGP's masks do as well with the same ranking and teacher, so in four epochs it is "
+            "these that help, not the soft thresholds.",
         ),
         "ST-3, labels": Row(pruned(SOFT, 1.0, 0.0, FINE), {"claim": "ResNet-50: 76.0 %"}),
         "ST-3, teacher": Row(pruned(SOFT, 0.0, 1.0, FINE)),
