@@ -16,6 +16,7 @@ epoch, by `SecondOrderPruner`, which sees 1,000 training images, and all epochs 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import nn, optim
@@ -32,10 +33,10 @@ AGP, ST3 = "AGP, labels", "ST-3, labels and teacher"
 SECOND = "second order first, labels and teacher"
 
 
-def gradually(key: str, soft: bool = False, ticks: int = TICKS) -> Callable[..., AGPPruner]:
+def gradually(key: str, soft: bool = False) -> Callable[..., AGPPruner]:
     """Return what attaches a pruner on AGP's schedule, with masks or soft thresholds."""
 
-    def attach(task: Task, model: nn.Module, optimizer: optim.Optimizer) -> AGPPruner:
+    def attach(task: Task, ticks: int, model: nn.Module, optimizer: optim.Optimizer) -> AGPPruner:
         end = int(0.6 * task.budget.epochs * ticks)
         rules = [{"op_types": ["Conv2d"], key: SPARSITY, "end_epoch": end}, STEM]
         pruner = AGPPruner(model, rules, optimizer, soft=soft)
@@ -45,7 +46,7 @@ def gradually(key: str, soft: bool = False, ticks: int = TICKS) -> Callable[...,
     return attach
 
 
-def at_once(task: Task, model: nn.Module, optimizer: optim.Optimizer) -> SecondOrderPruner:
+def at_once(task: Task, _: int, model: nn.Module, optimizer: optim.Optimizer) -> SecondOrderPruner:
     """Remove all weights before the first epoch, and refit those that are left."""
     rules = [{"op_types": ["Conv2d"], "total_sparsity": SPARSITY}, STEM]
     pruner = SecondOrderPruner(model.eval(), rules, optimizer)
@@ -61,7 +62,7 @@ def pruned(
 
     def run(task: Task) -> dict[str, Any]:
         says = (labels, teacher)
-        _, pruner = task.retrain(lambda *both: attach(task, *both), says=says, ticks=ticks)
+        _, pruner = task.retrain(partial(attach, task, ticks), says=says, ticks=ticks)
         model = pruner.strip()
         return {"error": task.error(model)} | sparse_figures(model)
 
@@ -79,7 +80,7 @@ def beats_agp(row: str) -> Callable[[dict[str, float]], tuple[str, bool]]:
 
 
 EACH_LAYER, TOGETHER = gradually("final_sparsity"), gradually("total_sparsity")
-SOFT = gradually("total_sparsity", soft=True, ticks=FINE)
+SOFT = gradually("total_sparsity", soft=True)
 
 PAPER = Paper(
     "st3_2023",

@@ -32,7 +32,7 @@ class Decision:
         """The reason in words."""
         if self.obstacle:
             return f"left alone: {self.obstacle}"
-        if self.rule is None and self.follows:
+        if self.follows:
             return f"loses channels with {self.follows}"
         if self.rule is None:
             return f"by default: {self.default}" if self.default else "no rule matches"

@@ -161,6 +161,14 @@ class TotalKeys(BaseModel):
     @model_validator(mode="after")
     def _check_total(self) -> TotalKeys:
         cap, total = self.max_sparsity_per_layer, self.total_sparsity
+        own = [
+            key for key in ("sparsity", "final_sparsity") if getattr(self, key, None) is not None
+        ]
+        if total is not None and own and not getattr(self, "exclude", False):
+            raise ValueError(
+                f"expected either {own[0]!r} (per layer) or 'total_sparsity' (of all layers together), "
+                "received both."
+            )
         if cap is not None and total is None:
             raise ValueError(
                 "'max_sparsity_per_layer' only limits 'total_sparsity', which is missing."
@@ -217,11 +225,6 @@ class ScheduledPruneRule(PruneRule, PatternKeys, TotalKeys, ChannelKeys):
             return self
         if self.sparsity is not None and self.final_sparsity is not None:
             raise ValueError("'sparsity' and 'final_sparsity' are the same key here; give one.")
-        if self.total_sparsity is not None and self.own_target is not None:
-            raise ValueError(
-                "expected either 'final_sparsity' (per layer) or 'total_sparsity' (of all layers "
-                "together), received both."
-            )
         if self.target is None:
             raise ValueError("'final_sparsity' is missing; expected a fraction in [0, 1).")
         epochs = self.end_epoch - self.start_epoch

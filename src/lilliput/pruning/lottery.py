@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from lilliput.config.spec import Count, Rule, SparsityRule, TotalKeys
 from lilliput.core.arguments import passes_on
@@ -60,15 +60,6 @@ class LotteryRule(SparsityRule, TotalKeys):
     def asked(self) -> float | None:
         """The sparsity of each layer, or of all layers of the rule together."""
         return super().asked if self.total_sparsity is None else self.total_sparsity
-
-    @model_validator(mode="after")
-    def _check_target(self) -> LotteryRule:
-        if self.sparsity is not None and self.total_sparsity is not None:
-            raise ValueError(
-                "expected either 'sparsity' (per layer) or 'total_sparsity' (of all layers together), "
-                "received both."
-            )
-        return self
 
     def settings(self) -> dict[str, Any]:
         """As in :meth:`Rule.settings`, with all targets under the keys of a schedule."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 from pydantic import model_validator
@@ -37,11 +37,11 @@ class OneShotRule(PatternRule, TotalKeys):
 
     @model_validator(mode="after")
     def _check_target(self) -> OneShotRule:
-        given = [x for x in (self.sparsity, self.total_sparsity) if x is not None]
-        if not self.exclude and len(given) != 1 and (given or self.pattern_sparsity is None):
+        given = (self.sparsity, self.total_sparsity, self.pattern_sparsity)
+        if not self.exclude and given == (None, None, None):
             raise ValueError(
                 "expected either 'sparsity' (per layer) or 'total_sparsity' (of all layers together), "
-                f"received {'both' if given else 'neither'}."
+                "received neither."
             )
         return self
 
@@ -81,6 +81,24 @@ class ScoreMasker(WeightMasker):
     def find_problems(cls, selection: Selection) -> list[Problem]:
         """Return a problem for each layer whose size is not a multiple of its pattern."""
         return find_misfits(selection)
+
+
+def ranked_together(wrappers: Iterable[Any]) -> list[list[Any]]:
+    """Return the layers of each rule with a total sparsity as one list, and all others one by one."""
+    found: list[list[Any]] = []
+    totals: list[list[Any]] = []
+    for wrapper in wrappers:
+        is_total = "total_sparsity" in wrapper.config
+        known = (
+            next((x for x in totals if x[0].config == wrapper.config), None) if is_total else None
+        )
+        if known is not None:
+            known.append(wrapper)
+            continue
+        found.append([wrapper])
+        if is_total:
+            totals.append(found[-1])
+    return found
 
 
 def layer_shares(masker: Any, wrappers: Sequence[Any], sparsity: float) -> list[float]:
@@ -207,7 +225,8 @@ class OneShotPruner(CriterionPruner):
     def _share_of(self, wrapper: Any) -> float:
         """Return a layer's share of a total sparsity, ranking the layers of its rule together."""
         if wrapper.layer_sparsity is None:
-            group = [w for w in self.get_modules_wrapper() if w.config == wrapper.config]
+            groups = ranked_together(self.get_modules_wrapper())
+            group = next(group for group in groups if wrapper in group)
             total = wrapper.config["total_sparsity"]
             for w, share in zip(group, layer_shares(self.masker, group, total), strict=True):
                 w.layer_sparsity = share

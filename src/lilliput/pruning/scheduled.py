@@ -12,7 +12,7 @@ from lilliput.core.masker import Targets
 from lilliput.errors import Problem
 from lilliput.pruning.criterion import checked_epoch
 from lilliput.pruning.named import NamedCriterionPruner
-from lilliput.pruning.one_shot import check_caps, layer_shares
+from lilliput.pruning.one_shot import check_caps, layer_shares, ranked_together
 
 log = logging.getLogger("lilliput")
 
@@ -88,20 +88,15 @@ class ScheduledPruner(NamedCriterionPruner):
     def _with_sparsity(self, wrappers: Sequence[Any]) -> list[tuple[Any, float]]:
         """Return layers with their sparsity in this epoch: that of their rule, or their share of a total."""
         found: dict[Any, float] = {}
-        for wrapper in wrappers:
-            target = self.target_sparsity(wrapper, self.now_epoch)
-            if "total_sparsity" not in wrapper.config:
-                found[wrapper] = target
-            elif wrapper not in found:
-                group = self._ranked_with(wrapper)
-                found |= zip(group, layer_shares(self.masker, group, target), strict=True)
+        wanted = set(wrappers)
+        for group in ranked_together(self.get_modules_wrapper()):
+            if wanted.isdisjoint(group):
+                continue
+            target = self.target_sparsity(group[0], self.now_epoch)
+            is_total = "total_sparsity" in group[0].config
+            shares = layer_shares(self.masker, group, target) if is_total else [target]
+            found |= zip(group, shares, strict=True)
         return [(wrapper, found[wrapper]) for wrapper in wrappers]
-
-    def _ranked_with(self, wrapper: Any) -> list[Any]:
-        """Return all layers of a layer's rule, if it has a total sparsity, or the layer alone."""
-        if "total_sparsity" not in wrapper.config:
-            return [wrapper]
-        return [w for w in self.get_modules_wrapper() if w.config == wrapper.config]
 
     def _find_problems(self, selection: Selection) -> list[Problem]:
         """Return rules with a total sparsity whose layers this criterion cannot rank together."""
@@ -122,9 +117,11 @@ class ScheduledPruner(NamedCriterionPruner):
 
     def _prepare(self) -> None:
         super()._prepare()
-        for wrapper in self.get_modules_wrapper():
-            if "total_sparsity" in wrapper.config:  # may be impossible, which shows only at the end
-                check_caps(self._ranked_with(wrapper), final_sparsity(wrapper.config))
+        for group in ranked_together(self.get_modules_wrapper()):
+            if (
+                "total_sparsity" in group[0].config
+            ):  # may be impossible, which shows only at the end
+                check_caps(group, final_sparsity(group[0].config))
 
     def _bind(self) -> None:
         super()._bind()

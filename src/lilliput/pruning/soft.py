@@ -36,6 +36,7 @@ from lilliput.pruning.criterion import checked_epoch
 from lilliput.pruning.granularity import find_patterns, spread_blocks, sum_blocks
 from lilliput.pruning.level import LevelMasker
 from lilliput.pruning.named import NamedCriterionArguments
+from lilliput.pruning.one_shot import ranked_together
 from lilliput.pruning.scheduled import ScheduledPruner
 
 if TYPE_CHECKING:
@@ -161,13 +162,13 @@ class SoftScheduledPruner(ScheduledPruner):
         """Update the masks, and the thresholds with them."""
         super().update_mask()
         with self._backend.no_grad():
-            borders = {wrapper: self._border(wrapper) for wrapper in self._soft()}
-            for wrapper, (_, kept) in borders.items():
-                xp = namespace(kept)
-                peers = [w for w in self._ranked_with(wrapper) if w in borders]
-                pruned = reduce(xp.maximum, (borders[w][0] for w in peers))
-                threshold = xp.where(pruned < kept, pruned, kept * _BELOW)
-                wrapper.set_attribute("threshold", xp.to_float(threshold, like=kept))
+            for group in ranked_together(self._soft()):
+                borders = [self._border(wrapper) for wrapper in group]
+                xp = namespace(borders[0][0])
+                pruned = reduce(xp.maximum, (border for border, _ in borders))
+                for wrapper, (_, kept) in zip(group, borders, strict=True):
+                    threshold = xp.where(pruned < kept, pruned, kept * _BELOW)
+                    wrapper.set_attribute("threshold", xp.to_float(threshold, like=kept))
 
     def _border(self, wrapper: Any) -> tuple[Tensor, Tensor]:
         """Return the largest magnitude that the mask of a layer prunes, and the smallest that it keeps."""
