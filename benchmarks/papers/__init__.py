@@ -5,6 +5,7 @@ PAPERS = (
     "han2015_lenet5",
     "sparsest2017",
     "sparsest2017_lenet5",
+    "sparse_vd2017_lenet5",
     "deep_compression2016",
     "smallest2020",
     "smallest2020_lenet5",

@@ -2,11 +2,11 @@
 
     ./run python benchmarks/reproduce.py filters2017
 
-Channels are cut out of the dense network until half of the multiplications are left, by the criterion of the
-paper (L1 norm) or by the error that remains after the layers that read them are refitted (least squares, on
-1,000 images without labels); the cut network then trains with the dense one as teacher. The error is that of
-the exported file, as ONNX Runtime executes it. The paper has ResNet-56: 6.94 % from 6.96 % with 72 % of the
-MACs.
+Channels are cut out of the dense network until half of the multiplications are left: those that cost least
+once the layers that read them are refitted (least squares, on 1,000 images without labels). The cut network
+then trains with the dense one as teacher. As in the paper, only channels inside residual blocks are cut; a
+row shows what happens if all channels are candidates. The error is that of the exported file, as ONNX Runtime
+executes it. The paper has ResNet-56: 6.94 % from 6.96 % with 72 % of the MACs.
 """
 
 from __future__ import annotations
@@ -21,40 +21,31 @@ from typing import Any
 from timing import macs
 from torch import Tensor, nn
 
-from lilliput.torch import (
-    L1NormPruner,
-    LeastSquaresPruner,
-    export_onnx,
-    open_file,
-    reconstruct,
-    speedup,
-)
+from lilliput.torch import LeastSquaresPruner, export_onnx, open_file, reconstruct, speedup
 from papers.harness import Paper, Row, Task, sparse_figures
 from papers.st3_2023 import PAPER as ST3
 
 SHARE, SEEN = 0.5, 1000  # of the MACs; images
-RULES = [{"op_types": ["Conv2d"], "max_macs": SHARE, "round_to": 4}]
+INSIDE = {"op_names": ["*.body.0"], "max_macs": SHARE, "max_sparsity_per_layer": 0.6}
+ANYWHERE = {"op_types": ["Conv2d"], "max_macs": SHARE, "round_to": 4}
 
 
-def by_norm(model: nn.Module, example: Tensor, _: list[Tensor]) -> None:
-    L1NormPruner(model, RULES, example_inputs=example).compress()
-
-
-def by_least_squares(model: nn.Module, example: Tensor, batches: list[Tensor]) -> None:
+def prune(model: nn.Module, rule: dict[str, Any], batches: list[Tensor]) -> None:
+    """Mask the channels whose removal costs least, and refit the layers that read them."""
     original = copy.deepcopy(model)
-    pruner = LeastSquaresPruner(model, RULES, example_inputs=example)
+    pruner = LeastSquaresPruner(model, [rule], example_inputs=batches[0])
     pruner.calibrate(batches)
     reconstruct(pruner.compress(), batches, original, progress=False)
 
 
-def cut(prune: Callable[..., None]) -> Callable[[Task], dict[str, Any]]:
+def cut(rule: dict[str, Any]) -> Callable[[Task], dict[str, Any]]:
     """Return a row's function: prune, cut, train, export, and measure the error of the file."""
 
     def run(task: Task) -> dict[str, Any]:
-        images = task.train_set[0][:SEEN]
-        model, example = task.dense().eval(), images[:100]
+        batches = list(task.train_set[0][:SEEN].split(100))
+        model, example = task.dense().eval(), batches[0]
         before = macs(model, example)
-        prune(model, example, list(images.split(100)))
+        prune(model, rule, batches)
         small = speedup(model, example).model
         untrained = task.error(small)
         small, _ = task.retrain(None, small)
@@ -72,11 +63,15 @@ PAPER = Paper(
     "filters2017",
     "Li et al. 2017, Pruning filters, on ResNet-20",
     {
-        "half of the MACs, L1": Row(
-            cut(by_norm), {"claim": "ResNet-56: 6.94 from 6.96 %"}, above_control=0.30
+        "half of the MACs, inside blocks": Row(
+            cut(INSIDE),
+            {"claim": "ResNet-56: 6.94 from 6.96 %"},
+            above_control=0.30,
+            note="chosen on the validation images, seed 0, without training: 15.9 % as here, 16.4 % with the "
+            "same share of each layer, 18.3 % without a limit per layer; dense 12.8 %.",
         ),
-        "half of the MACs, least squares": Row(
-            cut(by_least_squares),
+        "half of the MACs, anywhere": Row(
+            cut(ANYWHERE),
             above_control=0.30,
             note="a first run had 4 epochs in place of 10, and any number of channels in place of multiples "
             "of 4: 13.03 % against 12.02 % of its control, 2 seeds.",

@@ -1,4 +1,4 @@
-"""The networks of the papers: two on MNIST, and ResNet-20 on CIFAR-10."""
+"""The networks of the papers, on MNIST and CIFAR-10."""
 
 from __future__ import annotations
 
@@ -29,6 +29,14 @@ def lenet_5(first: int = 20, second: int = 50, hidden: int = 500) -> nn.Sequenti
     return nn.Sequential(*features, nn.MaxPool2d(2), nn.Flatten(), *head)
 
 
+def rectified_lenet_5(first: int = 20, second: int = 50, hidden: int = 500) -> nn.Sequential:
+    """Return LeNet-5 with a ReLU after each convolution, as variational dropout was tried on it."""
+    convolutions = (nn.Conv2d(1, first, 5), nn.Conv2d(first, second, 5))
+    features = [x for conv in convolutions for x in (conv, nn.ReLU(), nn.MaxPool2d(2))]
+    head = (nn.Linear(16 * second, hidden), nn.ReLU(), nn.Linear(hidden, 10))
+    return nn.Sequential(*features, nn.Flatten(), *head)
+
+
 def normed_mlp() -> nn.Sequential:
     """Return a network of 784-500-300-10 with batch norms, whose scales Slim prunes by."""
     first = (nn.Linear(784, 500), nn.BatchNorm1d(500), nn.ReLU())
@@ -45,6 +53,7 @@ NETWORKS = {
     "lenet-300-100": lenet_300_100,
     "glorot-lenet-300-100": glorot_lenet_300_100,
     "lenet-5": lenet_5,
+    "rectified-lenet-5": rectified_lenet_5,
     "normed-mlp": normed_mlp,
     "resnet-20": resnet_20,
 }
