@@ -308,6 +308,15 @@ def sparse_figures(model: nn.Module, of: nn.Module | None = None) -> Record:
     }
 
 
+def take_missing(record: Record, kept: Record) -> None:
+    """Add what is kept on disk and a record does not have, in place."""
+    for name, found in kept.items():
+        if isinstance(found, dict):
+            take_missing(record.setdefault(name, {}), found)
+        else:
+            record.setdefault(name, found)
+
+
 @dataclass(frozen=True)
 class Paper:
     """A paper: what it claims on which network, and the rows that repeat it."""
@@ -370,5 +379,8 @@ class Paper:
             found[seed] = {"cpu_seconds": round(time.process_time() - start, 1)} | figures
             print(f"seed {seed}, {name}: {found[seed]}", flush=True)
             if not task.is_valid:
-                write_json(self.path, record, read_json(self.path))
+                kept = read_json(self.path)
+                for key in ("dense", "control", "rows"):  # others may have measured some meanwhile
+                    take_missing(record[key], kept.get(key, {}))
+                write_json(self.path, record, kept)
         return record

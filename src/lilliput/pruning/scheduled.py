@@ -93,8 +93,8 @@ class ScheduledPruner(NamedCriterionPruner):
             if wanted.isdisjoint(group):
                 continue
             target = self.target_sparsity(group[0], self.now_epoch)
-            is_total = "total_sparsity" in group[0].config
-            shares = layer_shares(self.masker, group, target) if is_total else [target]
+            is_total = target > 0 and "total_sparsity" in group[0].config
+            shares = layer_shares(self.masker, group, target) if is_total else [target] * len(group)
             found |= zip(group, shares, strict=True)
         return [(wrapper, found[wrapper]) for wrapper in wrappers]
 

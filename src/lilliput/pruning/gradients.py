@@ -1,0 +1,55 @@
+"""Criteria based on the gradient of the loss: how much it changes if a weight becomes zero.
+
+To first order, the squared change is ``(g * w) ** 2``, averaged over batches. This is also the second-order
+change of optimal brain damage, with the Fisher information in place of the second derivatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from lilliput.config.layer import LayerInfo
+from lilliput.ops.namespace import Tensor, namespace
+from lilliput.pruning.collecting import CollectingMasker, DifferentiatingPruner
+
+
+class GradientMasker(CollectingMasker):
+    """Score by gradient times weight, squared, averaged over batches."""
+
+    is_watching: bool = False
+
+    def measure(self, squares: Tensor, layer: LayerInfo) -> Tensor:
+        """Return the quantity to average, given ``(g * w) ** 2`` of each weight."""
+        raise NotImplementedError(f"{type(self).__name__} must override measure().")
+
+    def start(self) -> None:
+        """Start reading gradients."""
+        self.is_watching = True
+
+    def stop(self) -> None:
+        """Stop reading gradients."""
+        self.is_watching = False
+
+    def before_step(self) -> None:
+        """Add the gradients of a batch."""
+        for wrapper in self.pruner.get_modules_wrapper() if self.is_watching else ():
+            gradient = None if wrapper.is_collected else self.pruner.gradient(wrapper)
+            if gradient is not None:
+                xp = namespace(gradient)
+                effect = xp.widen(gradient) * xp.widen(xp.detach(wrapper.weight))
+                if self.can_count(effect, wrapper.name):
+                    self.add(wrapper, self.measure(effect * effect, wrapper.layer_info), 1)
+
+
+class GradientPruner(DifferentiatingPruner):
+    """Prune what matters least to the loss.
+
+    The arguments are those of :class:`~lilliput.pruning.collecting.CollectingPruner`. Gradients are read
+    before the steps of ``optimizer``, or in :meth:`calibrate`, which needs a ``loss``.
+    """
+
+    _needs_loss = True
+
+    def _run(self, batches: Iterable[Any], forward: Callable[..., Any] | None) -> None:
+        self._backend.run(self.bound_model, batches, self._loss or forward, self.masker.before_step)

@@ -1,0 +1,122 @@
+"""FisherPruner against its formula, alone and on a schedule."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from lilliput.torch import AGPPruner, FisherPruner
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def batches(count=4, size=16):
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (
+            torch.randn(size, 6, generator=generator),
+            torch.randint(3, (size,), generator=generator),
+        )
+        for _ in range(count)
+    ]
+
+
+def loss_of(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def effects(model, batch):
+    """Return (g w)² of each linear layer, by gradients that autograd computes outside of Lilliput."""
+    weights = [layer.weight for layer in model if isinstance(layer, nn.Linear)]
+    gradients = torch.autograd.grad(loss_of(model, batch), weights)
+    return [
+        (g.numpy().astype(np.float64) * w.detach().numpy()) ** 2
+        for g, w in zip(gradients, weights, strict=True)
+    ]
+
+
+def zeros(model):
+    return [(layer.weight == 0).numpy() for layer in model if isinstance(layer, nn.Linear)]
+
+
+@pytest.mark.parametrize("total", [True, False])
+def test_removes_the_weights_with_the_smallest_mean_of_squares(total):
+    plain, model = network(), network()
+    seen = batches()
+    means = [np.mean(x, axis=0) for x in zip(*(effects(plain, b) for b in seen), strict=True)]
+    pruner = FisherPruner(model, [{"total_sparsity" if total else "sparsity": 0.5}])
+    pruner.calibrate(seen, loss=loss_of)
+    pruner.compress()
+    every = np.concatenate([x.ravel() for x in means])
+    for mask, mean in zip(zeros(model), means, strict=True):
+        border = np.median(every if total else mean)
+        np.testing.assert_array_equal(mask, mean < border)
+
+
+def test_a_unit_that_nothing_reads_is_pruned_first():
+    model = network()
+    with torch.no_grad():
+        model[2].weight[:, 5] = 0  # no layer reads unit 5
+        model[0].weight[5] = 100  # which magnitude would keep
+    rule = {"total_sparsity": (6 + 3) / (48 + 24)}
+    pruner = FisherPruner(model, [rule])
+    pruner.calibrate(batches(), loss=loss_of)
+    first, second = zeros(pruner.compress())
+    assert first[5].all()
+    assert second[:, 5].all()
+    assert first.sum() + second.sum() == 9
+
+
+def test_a_schedule_averages_the_gradients_since_its_last_update():
+    model, plain = network(), network()
+    optimizers = [torch.optim.SGD(net.parameters(), 0.1) for net in (model, plain)]
+    rule = {"initial_sparsity": 0.25, "total_sparsity": 0.75, "end_epoch": 3}
+    params = {"training_batches": 2}
+    pruner = AGPPruner(model, [rule], optimizers[0], "fisher", pruning_params=params)
+    pruner.compress()
+    masks = [np.ones((8, 6)), np.ones((3, 8))]
+    weights = [plain[0].weight, plain[2].weight]
+    for epoch in range(4):
+        pruner.update_epoch(epoch)
+        sums = [np.zeros_like(mask) for mask in masks]
+        for batch in batches(2):
+            for net, optimizer in zip((model, plain), optimizers, strict=True):
+                optimizer.zero_grad()
+                loss_of(net, batch).backward()
+            for total, weight in zip(sums, weights, strict=True):
+                total += (weight.grad.numpy().astype(np.float64) * weight.detach().numpy()) ** 2
+            for optimizer in optimizers:
+                optimizer.step()
+            with torch.no_grad():
+                for weight, mask in zip(weights, masks, strict=True):
+                    weight *= torch.from_numpy(mask).float()
+        # The masks of this epoch follow its second step.
+        share = 0.75 - 0.5 * (1 - epoch / 3) ** 3
+        scores = [np.where(m == 0, -np.inf, x) for x, m in zip(sums, masks, strict=True)]
+        ranked = np.sort(np.concatenate([x.ravel() for x in scores]))
+        count = round(share * 72)
+        masks = [np.where(x <= ranked[count - 1], 0.0, 1.0) for x in scores]
+        with torch.no_grad():
+            for weight, mask in zip(weights, masks, strict=True):
+                weight *= torch.from_numpy(mask).float()
+        for found, mask in zip(zeros(model), masks, strict=True):
+            np.testing.assert_array_equal(found, mask == 0)
+    assert sum(x.sum() for x in zeros(model)) == 54
+
+
+def test_zeros_go_before_weights_without_a_gradient():
+    model = nn.Linear(4, 1, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[3.0, 2.0, 0.0, 1.0]]))
+    pruner = FisherPruner(model, [{"sparsity": 0.25}])
+    pruner.calibrate([torch.tensor([[0.0, 0.0, 1.0, 1.0]])], loss=lambda net, x: net(x).sum())
+    assert pruner.compress().weight.tolist() == [[3.0, 2.0, 0.0, 1.0]]
+
+
+def test_a_loss_is_needed():
+    with pytest.raises(ValueError, match="needs a loss"):
+        FisherPruner(network(), [{"sparsity": 0.5}]).calibrate(batches())
