@@ -309,12 +309,14 @@ def sparse_figures(model: nn.Module, of: nn.Module | None = None) -> Record:
 
 
 def take_missing(record: Record, kept: Record) -> None:
-    """Add what is kept on disk and a record does not have, in place."""
-    for name, found in kept.items():
-        if isinstance(found, dict):
-            take_missing(record.setdefault(name, {}), found)
-        else:
-            record.setdefault(name, found)
+    """Add the seeds that are kept on disk and that a record does not have, in place."""
+    if kept.get("settings") != record["settings"]:
+        return
+    pairs = [(record[key], kept[key]) for key in ("dense", "control")]
+    pairs += [(record["rows"].setdefault(name, {}), x) for name, x in kept["rows"].items()]
+    for found, seeds in pairs:
+        for seed, figures in seeds.items():
+            found.setdefault(seed, figures)
 
 
 @dataclass(frozen=True)
@@ -380,7 +382,6 @@ class Paper:
             print(f"seed {seed}, {name}: {found[seed]}", flush=True)
             if not task.is_valid:
                 kept = read_json(self.path)
-                for key in ("dense", "control", "rows"):  # others may have measured some meanwhile
-                    take_missing(record[key], kept.get(key, {}))
+                take_missing(record, kept)  # another process may have measured other rows or seeds
                 write_json(self.path, record, kept)
         return record

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from lilliput.errors import AlgorithmError
 from lilliput.torch import AGPPruner, FisherPruner
 
 
@@ -117,6 +118,46 @@ def test_zeros_go_before_weights_without_a_gradient():
     assert pruner.compress().weight.tolist() == [[3.0, 2.0, 0.0, 1.0]]
 
 
+def test_a_zero_does_not_count_against_its_block():
+    model = nn.Linear(4, 1, bias=False)
+    with torch.no_grad():
+        model.weight.copy_(torch.tensor([[3.0, 0.0, 0.1, 0.1]]))
+    pruner = FisherPruner(model, [{"sparsity": 0.5, "granularity": [1, 2]}])
+    pruner.calibrate([torch.ones(1, 4)], loss=lambda net, x: net(x).sum())
+    assert pruner.compress().weight.ne(0).tolist() == [[True, False, False, False]]
+
+
 def test_a_loss_is_needed():
     with pytest.raises(ValueError, match="needs a loss"):
         FisherPruner(network(), [{"sparsity": 0.5}]).calibrate(batches())
+
+
+def test_squares_that_overflow_are_refused():
+    model = nn.Linear(2, 2, bias=False)
+    pruner = FisherPruner(model, [{"sparsity": 0.5}])
+    with pytest.raises(AlgorithmError, match="batch 1: .* holds NaN or infinity"):
+        pruner.calibrate([torch.tensor([[1e20, 2e20]])], loss=lambda net, x: net(x).sum())
+
+
+def test_a_layer_without_a_gradient_is_named(caplog):
+    frozen = network()
+    frozen[0].weight.requires_grad_(False)
+    with pytest.raises(AlgorithmError, match="layer '0': .* it is frozen, or the loss does not"):
+        FisherPruner(frozen, [{"sparsity": 0.5}]).calibrate(batches(), loss=loss_of)
+    optimizer = torch.optim.SGD(frozen[2].parameters(), 0.1)
+    rule = {"total_sparsity": 0.5, "initial_sparsity": 0.5}
+    pruner = AGPPruner(frozen, [rule], optimizer, "fisher")
+    pruner.compress()
+    for batch in batches(2):
+        loss_of(frozen, batch).backward()
+        optimizer.step()
+    pruner.strip()
+    assert "20 of 20 batches are missing for layer '0'" in caplog.text
+
+
+def test_statistics_are_dropped_when_the_masks_are_final():
+    pruner = FisherPruner(network(), [{"sparsity": 0.5}])
+    pruner.calibrate(batches(), loss=loss_of)
+    assert all(wrapper.statistic is not None for wrapper in pruner.get_modules_wrapper())
+    pruner.compress()
+    assert all(wrapper.statistic is None for wrapper in pruner.get_modules_wrapper())

@@ -40,7 +40,7 @@ class CollectingMasker(WeightMasker):
             raise UnsupportedModelError(
                 f"{type(pruner).__name__} uses {cls.__name__} repeatedly while the model trains, but "
                 "compiled training of a Keras model exposes no batches; choose a criterion based on "
-                "weights, such as 'l1'."
+                f"weights, such as {'l1' if cls.removes_channels else 'level'!r}."
             )
         return super().lay_out(pruner, selection)
 
@@ -108,10 +108,14 @@ class CollectingMasker(WeightMasker):
         for wrapper in self.pruner.get_modules_wrapper():
             if not wrapper.batches:
                 raise AlgorithmError(
-                    f"no data was collected from layer {wrapper.name!r}: no batch was run, or none reached "
-                    "it."
+                    f"no data was collected from layer {wrapper.name!r}: no batch was run, or "
+                    f"{self.nothing_seen()}."
                 )
             wrapper.is_collected = True
+
+    def nothing_seen(self) -> str:
+        """Return why a layer may not have been observed although batches were run."""
+        return "none reached it"
 
 
 class CollectingArguments(CriterionArguments, total=False):
@@ -131,9 +135,11 @@ class CollectingPruner(OneShotPruner):
     Parameters
     ----------
     model, config_list, optimizer, example_inputs, groups
-        See :class:`~lilliput.pruning.criterion.CriterionPruner`.
+        See :class:`~lilliput.pruning.channels.ChannelPruner`, or for criteria on single weights
+        :class:`~lilliput.pruning.one_shot.OneShotPruner`.
     training_batches : int
-        How many batches to average over.
+        How many batches to average over. On a schedule, these are the first ones after each update of the
+        masks.
     options : mapping, optional
         Other keyword arguments of the criterion.
     """

@@ -1,7 +1,6 @@
 """Criteria based on the gradient of the loss: how much it changes if a weight becomes zero.
 
-To first order, the squared change is ``(g * w) ** 2``, averaged over batches. This is also the second-order
-change of optimal brain damage, with the Fisher information in place of the second derivatives.
+To first order, the squared change is ``(g * w) ** 2``, which is averaged over batches.
 """
 
 from __future__ import annotations
@@ -38,8 +37,13 @@ class GradientMasker(CollectingMasker):
             if gradient is not None:
                 xp = namespace(gradient)
                 effect = xp.widen(gradient) * xp.widen(xp.detach(wrapper.weight))
-                if self.can_count(effect, wrapper.name):
-                    self.add(wrapper, self.measure(effect * effect, wrapper.layer_info), 1)
+                squares = effect * effect
+                if self.can_count(squares, wrapper.name):
+                    self.add(wrapper, self.measure(squares, wrapper.layer_info), 1)
+
+    def nothing_seen(self) -> str:
+        """Return why there may be no gradients."""
+        return "its weight has no gradient: it is frozen, or the loss does not use it; exclude it"
 
 
 class GradientPruner(DifferentiatingPruner):

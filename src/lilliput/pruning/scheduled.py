@@ -71,12 +71,13 @@ class ScheduledPruner(NamedCriterionPruner):
             or (wrapper.updated_epoch != self.now_epoch and not self._can_ask(wrapper))
         ]
         if behind and self.is_wrapped:
+            why = self.masker.what_is_missing()
             log.warning(
-                "%s: stripped at epoch %d, before the final sparsity was reached in %d layers; "
-                "is update_epoch(epoch) called in every epoch?",
+                "%s: stripped at epoch %d, before the final sparsity was reached in %d layers; %s",
                 type(self).__name__,
                 self.now_epoch,
                 len(behind),
+                f"{why}." if why else "is update_epoch(epoch) called in every epoch?",
             )
         return super().strip()
 
