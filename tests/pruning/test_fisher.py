@@ -72,38 +72,39 @@ def test_a_unit_that_nothing_reads_is_pruned_first():
     assert first.sum() + second.sum() == 9
 
 
-def test_a_schedule_averages_the_gradients_since_its_last_update():
+@pytest.mark.parametrize("steps", [2, 7])
+def test_a_schedule_averages_the_newest_gradients_since_its_last_update(steps):
     model, plain = network(), network()
     optimizers = [torch.optim.SGD(net.parameters(), 0.1) for net in (model, plain)]
     rule = {"initial_sparsity": 0.25, "total_sparsity": 0.75, "end_epoch": 3}
     params = {"training_batches": 2}
     pruner = AGPPruner(model, [rule], optimizers[0], "fisher", pruning_params=params)
     pruner.compress()
-    masks = [np.ones((8, 6)), np.ones((3, 8))]
     weights = [plain[0].weight, plain[2].weight]
+    masks = [np.ones((8, 6)), np.ones((3, 8))]
+    sums, count = [0.0, 0.0], 0
     for epoch in range(4):
         pruner.update_epoch(epoch)
-        sums = [np.zeros_like(mask) for mask in masks]
-        for batch in batches(2):
-            for net, optimizer in zip((model, plain), optimizers, strict=True):
-                optimizer.zero_grad()
-                loss_of(net, batch).backward()
-            for total, weight in zip(sums, weights, strict=True):
-                total += (weight.grad.numpy().astype(np.float64) * weight.detach().numpy()) ** 2
-            for optimizer in optimizers:
-                optimizer.step()
+        is_due, zeros_wanted = True, round(72 * (0.75 - 0.5 * (1 - epoch / 3) ** 3))
+        for batch in [None, *batches(steps)]:  # masks may be due before the first step
+            if batch is not None:
+                for net, optimizer in zip((model, plain), optimizers, strict=True):
+                    optimizer.zero_grad()
+                    loss_of(net, batch).backward()
+                squares = [(w.grad.double() * w.detach()).numpy() ** 2 for w in weights]
+                sums, count = [x + y for x, y in zip(sums, squares, strict=True)], count + 1
+                if count == 4:  # twice the number to average over
+                    sums, count = [x / 2 for x in sums], 2
+                for optimizer in optimizers:
+                    optimizer.step()
+            if is_due and count >= 2:
+                scores = [np.where(m == 0, -np.inf, x) for x, m in zip(sums, masks, strict=True)]
+                border = np.sort(np.concatenate([x.ravel() for x in scores]))[zeros_wanted - 1]
+                masks = [np.where(x <= border, 0.0, 1.0) for x in scores]
+                sums, count, is_due = [0.0, 0.0], 0, False
             with torch.no_grad():
                 for weight, mask in zip(weights, masks, strict=True):
                     weight *= torch.from_numpy(mask).float()
-        # The masks of this epoch follow its second step.
-        share = 0.75 - 0.5 * (1 - epoch / 3) ** 3
-        scores = [np.where(m == 0, -np.inf, x) for x, m in zip(sums, masks, strict=True)]
-        ranked = np.sort(np.concatenate([x.ravel() for x in scores]))
-        count = round(share * 72)
-        masks = [np.where(x <= ranked[count - 1], 0.0, 1.0) for x in scores]
-        with torch.no_grad():
-            for weight, mask in zip(weights, masks, strict=True):
-                weight *= torch.from_numpy(mask).float()
         for found, mask in zip(zeros(model), masks, strict=True):
             np.testing.assert_array_equal(found, mask == 0)
     assert sum(x.sum() for x in zeros(model)) == 54
