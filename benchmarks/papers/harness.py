@@ -308,6 +308,17 @@ def sparse_figures(model: nn.Module, of: nn.Module | None = None) -> Record:
     }
 
 
+def take_missing(record: Record, kept: Record) -> None:
+    """Add the seeds that are kept on disk and that a record does not have, in place."""
+    if kept.get("settings") != record["settings"]:
+        return
+    pairs = [(record[key], kept[key]) for key in ("dense", "control")]
+    pairs += [(record["rows"].setdefault(name, {}), x) for name, x in kept["rows"].items()]
+    for found, seeds in pairs:
+        for seed, figures in seeds.items():
+            found.setdefault(seed, figures)
+
+
 @dataclass(frozen=True)
 class Paper:
     """A paper: what it claims on which network, and the rows that repeat it."""
@@ -370,5 +381,7 @@ class Paper:
             found[seed] = {"cpu_seconds": round(time.process_time() - start, 1)} | figures
             print(f"seed {seed}, {name}: {found[seed]}", flush=True)
             if not task.is_valid:
-                write_json(self.path, record, read_json(self.path))
+                kept = read_json(self.path)
+                take_missing(record, kept)  # another process may have measured other rows or seeds
+                write_json(self.path, record, kept)
         return record

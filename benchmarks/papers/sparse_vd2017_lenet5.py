@@ -1,10 +1,11 @@
-"""Molchanov et al. 2017, "Variational dropout sparsifies deep neural networks": LeNet-5 with 280 × fewer weights.
+"""Molchanov et al. 2017, "Variational dropout sparsifies deep neural networks": LeNet-5 with 1,532 weights.
 
     ./run python benchmarks/reproduce.py sparse_vd2017_lenet5
 
-The authors' network has a ReLU after each convolution, which Caffe's does not have: that of
-sparsest2017_lenet5.py. As there, most channels are cut out first, untrained, and the images are moved by up
-to one pixel. What is left is pruned on AGP's schedule, all layers together, by LAMP's scores.
+The authors' network has a ReLU after each convolution; Caffe's, in sparsest2017_lenet5.py, has none. As
+there, most channels are cut out first, untrained, and the images are moved by up to one pixel. What is left
+is pruned on AGP's schedule, all layers together, by how much a weight matters to the training loss. In that
+loss, the labels count more than in the other tables.
 """
 
 from __future__ import annotations
@@ -21,6 +22,14 @@ from papers.sparsest2017_lenet5 import PAPER as CAFFE
 from papers.sparsest2017_lenet5 import cut
 
 RATE = 281
+SEEN = 100  # batches of about 110 between two updates of the masks
+TRIED = (
+    "a first run of seed 0 ranked weights by LAMP, at a learning rate of 0.012 and with a weight of 0.1 for "
+    "the labels: 0.86 %. The settings here were chosen on the validation images, seed 0, in 12 epochs. LAMP: "
+    "1.20 % at 0.004, 1.10 % at 0.012. Fisher: 1.18 % at 0.004, 1.02 % at 0.008, 1.04 % at 0.016; 1.00 % at "
+    "0.008 with a weight of 3 for the labels; 1.32 % at 0.004 with all channels. Dense: 0.58 %. One standard "
+    "error is 0.14 there."
+)
 
 
 def attach(task: Task, model: nn.Module, optimizer: optim.Optimizer) -> AGPPruner:
@@ -29,7 +38,8 @@ def attach(task: Task, model: nn.Module, optimizer: optim.Optimizer) -> AGPPrune
         sum(weight.numel() for weight in weights_of(net)) for net in (task.dense(), model)
     )
     rule = {"total_sparsity": 1 - dense / RATE / left, "end_epoch": int(0.6 * task.budget.ticks)}
-    pruner = AGPPruner(model, [rule], optimizer, "lamp")
+    params = {"training_batches": SEEN}
+    pruner = AGPPruner(model, [rule], optimizer, "fisher", pruning_params=params)
     pruner.compress()
     return pruner
 
@@ -43,9 +53,9 @@ def pruned(task: Task) -> dict[str, Any]:
 PAPER = Paper(
     "sparse_vd2017_lenet5",
     "Molchanov et al. 2017, on their LeNet-5",
-    {"280 ×": Row(pruned, {"error": 0.75, "rate": 280}, most=0.80)},
+    {"280 ×": Row(pruned, {"error": 0.75, "rate": 280}, most=0.80, note=TRIED)},
     network="rectified-lenet-5",
-    budget=replace(CAFFE.budget, rate=1.2e-2),
+    budget=replace(CAFFE.budget, rate=8e-3, labels=3.0),
     seeds=3,
     about="Cut to 10, 24 and 100 channels, then pruned weight by weight, all layers together; images are "
     "moved by up to one pixel.",

@@ -45,6 +45,7 @@ TABLE: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (ALL, "lilliput.pruning.agp", "AGPPruner"),
     (ALL, "lilliput.pruning.apoz", "ActivationAPoZRankPruner"),
     (ALL, "lilliput.pruning.channels", "ChannelMasker ChannelPruner"),
+    (ALL, "lilliput.pruning.fisher", "FisherPruner"),
     (ALL, "lilliput.pruning.fpgm", "FPGMPruner"),
     (ALL, "lilliput.pruning.l1", "L1NormPruner"),
     (ALL, "lilliput.pruning.l2", "L2NormPruner"),

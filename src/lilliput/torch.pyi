@@ -33,6 +33,7 @@ from lilliput.pruning.agp import AGPPruner as AGPPruner
 from lilliput.pruning.apoz import ActivationAPoZRankPruner as ActivationAPoZRankPruner
 from lilliput.pruning.channels import ChannelMasker as ChannelMasker
 from lilliput.pruning.channels import ChannelPruner as ChannelPruner
+from lilliput.pruning.fisher import FisherPruner as FisherPruner
 from lilliput.pruning.fpgm import FPGMPruner as FPGMPruner
 from lilliput.pruning.l1 import L1NormPruner as L1NormPruner
 from lilliput.pruning.l2 import L2NormPruner as L2NormPruner

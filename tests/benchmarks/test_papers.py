@@ -145,6 +145,16 @@ def test_a_row_is_pruned_to_the_schedules_end_and_kept(data):
     assert json.loads(one.path.read_text())["rows"] == record["rows"]
 
 
+def test_two_processes_keep_what_both_measured(data):
+    one = paper()
+    begun = one.run_seed(one.task(data, 0, False), {}, ["row"])
+    one.run_seed(one.task(data, 1, False), json.loads(json.dumps(begun)), ["row", "control"])
+    one.run_seed(one.task(data, 2, False), begun, ["row"])  # began before seed 1 was measured
+    kept = json.loads(one.path.read_text())
+    assert list(kept["control"]) == ["1"]
+    assert sorted(kept["dense"]) == sorted(kept["rows"]["row"]) == ["0", "1", "2"]
+
+
 def test_what_is_kept_is_not_run_again(data):
     one = paper()
     record = one.run_seed(one.task(data, 0, False), {}, ["row", "control"])

@@ -12,6 +12,7 @@ from lilliput.torch import (
     ActivationMeanRankPruner,
     ADMMPruner,
     AGPPruner,
+    FisherPruner,
     L1NormPruner,
     LeastSquaresPruner,
     LotteryTicketPruner,
@@ -51,6 +52,7 @@ def followed(make):
 MAKERS = {
     "admm": lambda *given: ADMMPruner(*given, iterations=0),
     "apoz": calibrated(ActivationAPoZRankPruner),
+    "fisher": calibrated(FisherPruner, loss=loss_of),
     "least_squares": followed(calibrated(LeastSquaresPruner)),
     "lottery_ticket": after_a_round,
     "mean_activation": calibrated(ActivationMeanRankPruner),

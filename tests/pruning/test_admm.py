@@ -157,6 +157,7 @@ def test_it_resumes_exactly(tmp_path):
         ({"iterations": -1}, RULE, "iterations: received -1"),
         ({"epochs_per_iteration": 0}, RULE, "epochs_per_iteration: received 0"),
         ({"iterations": 0, "pruning_algorithm": "taylorfo"}, RULE, "uses more than weights"),
+        ({"iterations": 0, "pruning_algorithm": "fisher"}, RULE, "uses more than weights"),
         ({"iterations": 0, "pruning_algorithm": "second_order"}, RULE, "prunes once"),
         ({"iterations": 0}, {**RULE, "rho": 0.0}, "rho"),
         ({"iterations": 0}, {"op_types": ["Linear"]}, "'sparsity' is missing"),

@@ -10,6 +10,7 @@ from lilliput.core.checks import checked_choice
 from lilliput.errors import AlgorithmError
 from lilliput.ops.channels import channel_rows
 from lilliput.ops.namespace import Tensor, namespace
+from lilliput.pruning.channels import ChannelMasker, ChannelPruner
 from lilliput.pruning.collecting import CollectingArguments, CollectingMasker, CollectingPruner
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ _ACTIVATIONS = ("relu", "gelu", "relu6")
 _HIDDEN_TYPES = frozenset({"MultiheadAttention", "RNNBase", "RNNCellBase"})
 
 
-class ActivationMasker(CollectingMasker):
+class ActivationMasker(CollectingMasker, ChannelMasker):
     """Score channels by the outputs of their layer, after its ``activation``."""
 
     def __init__(
@@ -72,7 +73,7 @@ class ActivationMasker(CollectingMasker):
         self.add(wrapper, xp.sum(self.measure(rows), axis=1), xp.shape(rows)[1])
 
 
-class ActivationPruner(CollectingPruner):
+class ActivationPruner(CollectingPruner, ChannelPruner):
     """Base class of pruners with a criterion on activations.
 
     Parameters

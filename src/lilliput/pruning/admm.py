@@ -37,6 +37,7 @@ from lilliput.core.arguments import passes_on
 from lilliput.core.masker import Targets, WeightMasker
 from lilliput.errors import ConfigError
 from lilliput.ops.namespace import Tensor, namespace
+from lilliput.pruning.collecting import CollectingMasker
 from lilliput.pruning.criterion import check_counts, checked_epoch
 from lilliput.pruning.named import NamedCriterionArguments, NamedCriterionPruner
 from lilliput.pruning.one_shot import OneShotPruner, ScoreMasker
@@ -108,6 +109,7 @@ class ADMMPruner(NamedCriterionPruner, OneShotPruner):
         """Return the criterion of a one-shot pruner, if it uses only weights."""
         masker = super().masker_of(algorithm)
         is_plain = issubclass(masker, ScoreMasker) and masker.only_watches
+        is_plain = is_plain and not issubclass(masker, CollectingMasker)
         if not (is_plain or getattr(masker, "reads_weights", False)):
             raise ConfigError(
                 f"pruning_algorithm {algorithm!r} uses more than weights; expected one such as 'level' or "

@@ -1,4 +1,4 @@
-"""Criteria that use data: averages per channel, collected while the model runs."""
+"""Criteria that use data: averages per weight or channel, collected while the model runs."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from lilliput.config.select import Selection
 from lilliput.core.arguments import passes_on
+from lilliput.core.masker import WeightMasker
 from lilliput.errors import AlgorithmError, ConfigError, StageError, UnsupportedModelError
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.progress import track
-from lilliput.pruning.channels import ChannelMasker, ChannelPruner
 from lilliput.pruning.criterion import CriterionArguments, check_counts
+from lilliput.pruning.one_shot import OneShotPruner
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-class CollectingMasker(ChannelMasker):
-    """Score channels by the average of a quantity over ``training_batches`` batches."""
+class CollectingMasker(WeightMasker):
+    """Score weights or channels by the average of a quantity over ``training_batches`` batches.
+
+    Combine it with the masker that turns scores into masks: ``class Mine(CollectingMasker, ChannelMasker)``.
+    """
 
     def __init__(self, model: Any, pruner: Any, training_batches: int = 20) -> None:
         super().__init__(model, pruner)
@@ -31,17 +35,17 @@ class CollectingMasker(ChannelMasker):
 
     @classmethod
     def lay_out(cls, pruner: Any, selection: Selection) -> Any:
-        """As in :meth:`ChannelMasker.lay_out`; raise if the criterion would see no batches."""
+        """As in :meth:`WeightMasker.lay_out`; raise if the criterion would see no batches."""
         if not pruner.sees_training and not isinstance(pruner, CollectingPruner):
             raise UnsupportedModelError(
                 f"{type(pruner).__name__} uses {cls.__name__} repeatedly while the model trains, but "
                 "compiled training of a Keras model exposes no batches; choose a criterion based on "
-                "weights, such as 'l1'."
+                f"weights, such as {'l1' if cls.removes_channels else 'level'!r}."
             )
         return super().lay_out(pruner, selection)
 
     def add(self, wrapper: Any, sums: Tensor, count: int) -> None:
-        """Add a batch: the sum of each channel over ``count`` observations."""
+        """Add a batch: the sum of each score over ``count`` observations."""
         before = wrapper.statistic
         wrapper.statistic = sums if before is None else before + sums
         wrapper.observations += count
@@ -70,11 +74,12 @@ class CollectingMasker(ChannelMasker):
         return False
 
     def score(self, wrapper: Any) -> Tensor:
-        """Return the average of each channel over all training processes."""
+        """Return the averages over all training processes."""
         sums, count = wrapper.statistic, wrapper.observations
         xp = namespace(sums)
-        total = self.pruner.sum_over_processes(xp.concat([sums, xp.ones_like(sums[:1]) * count]))
-        return total[:-1] / total[-1]
+        flat = xp.reshape(sums, (-1,))
+        total = self.pruner.sum_over_processes(xp.concat([flat, xp.ones_like(flat[:1]) * count]))
+        return xp.reshape(total[:-1] / total[-1], xp.shape(sums))
 
     def is_ready(self) -> bool:
         """Whether every layer has seen enough batches."""
@@ -103,10 +108,14 @@ class CollectingMasker(ChannelMasker):
         for wrapper in self.pruner.get_modules_wrapper():
             if not wrapper.batches:
                 raise AlgorithmError(
-                    f"no data was collected from layer {wrapper.name!r}: no batch was run, or none reached "
-                    "it."
+                    f"no data was collected from layer {wrapper.name!r}: no batch was run, or "
+                    f"{self.nothing_seen()}."
                 )
             wrapper.is_collected = True
+
+    def nothing_seen(self) -> str:
+        """Return why a layer may not have been observed although batches were run."""
+        return "none reached it"
 
 
 class CollectingArguments(CriterionArguments, total=False):
@@ -115,7 +124,7 @@ class CollectingArguments(CriterionArguments, total=False):
     training_batches: int
 
 
-class CollectingPruner(ChannelPruner):
+class CollectingPruner(OneShotPruner):
     """Prune once the criterion has seen enough batches, and keep the masks from then on.
 
     Masks are computed after training on ``training_batches`` batches; or call :meth:`calibrate`,
@@ -126,14 +135,16 @@ class CollectingPruner(ChannelPruner):
     Parameters
     ----------
     model, config_list, optimizer, example_inputs, groups
-        See :class:`~lilliput.pruning.channels.ChannelPruner`.
+        See :class:`~lilliput.pruning.channels.ChannelPruner`, or for criteria on single weights
+        :class:`~lilliput.pruning.one_shot.OneShotPruner`.
     training_batches : int
-        How many batches to average over.
+        How many batches to average over. On a schedule, criteria on activations take the first ones after
+        each update of the masks, and criteria on gradients the newest.
     options : mapping, optional
         Other keyword arguments of the criterion.
     """
 
-    @passes_on(CriterionArguments, to=ChannelPruner)
+    @passes_on(CriterionArguments, to=OneShotPruner)
     def __init__(
         self,
         model: Any = None,

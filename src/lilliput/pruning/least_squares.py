@@ -37,13 +37,14 @@ from lilliput.errors import AlgorithmError, ConfigError
 from lilliput.ops.channels import channel_rows
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.progress import track
+from lilliput.pruning.channels import ChannelMasker, ChannelPruner
 from lilliput.pruning.collecting import CollectingMasker, DifferentiatingPruner
 from lilliput.registry import register_pruner
 
 _READERS = frozenset({"Conv1d", "Conv2d", "Conv3d", "Linear"})
 
 
-class LeastSquaresMasker(CollectingMasker):
+class LeastSquaresMasker(CollectingMasker, ChannelMasker):
     """Score channels by the error that remains after refitting their readers."""
 
     scores_compare = True
@@ -224,7 +225,7 @@ def readers_of(pruned: Any, layout: Any) -> list[Reader]:
 
 
 @register_pruner("least_squares")
-class LeastSquaresPruner(DifferentiatingPruner):
+class LeastSquaresPruner(DifferentiatingPruner, ChannelPruner):
     """Prune the channels that cost least once the layers that read them are refitted.
 
     For models that are pruned with little or no training: ``calibrate`` on a few hundred

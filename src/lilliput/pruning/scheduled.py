@@ -71,12 +71,13 @@ class ScheduledPruner(NamedCriterionPruner):
             or (wrapper.updated_epoch != self.now_epoch and not self._can_ask(wrapper))
         ]
         if behind and self.is_wrapped:
+            why = self.masker.what_is_missing()
             log.warning(
-                "%s: stripped at epoch %d, before the final sparsity was reached in %d layers; "
-                "is update_epoch(epoch) called in every epoch?",
+                "%s: stripped at epoch %d, before the final sparsity was reached in %d layers; %s",
                 type(self).__name__,
                 self.now_epoch,
                 len(behind),
+                f"{why}." if why else "is update_epoch(epoch) called in every epoch?",
             )
         return super().strip()
 
@@ -93,8 +94,8 @@ class ScheduledPruner(NamedCriterionPruner):
             if wanted.isdisjoint(group):
                 continue
             target = self.target_sparsity(group[0], self.now_epoch)
-            is_total = "total_sparsity" in group[0].config
-            shares = layer_shares(self.masker, group, target) if is_total else [target]
+            is_total = target > 0 and "total_sparsity" in group[0].config
+            shares = layer_shares(self.masker, group, target) if is_total else [target] * len(group)
             found |= zip(group, shares, strict=True)
         return [(wrapper, found[wrapper]) for wrapper in wrappers]
 

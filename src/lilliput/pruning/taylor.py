@@ -18,42 +18,25 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
-
+from lilliput.config.layer import LayerInfo
 from lilliput.ops.channels import channel_rows
-from lilliput.ops.namespace import namespace
-from lilliput.pruning.collecting import CollectingMasker, DifferentiatingPruner
+from lilliput.ops.namespace import Tensor, namespace
+from lilliput.pruning.channels import ChannelMasker, ChannelPruner
+from lilliput.pruning.gradients import GradientMasker, GradientPruner
 from lilliput.registry import register_pruner
 
 
-class TaylorMasker(CollectingMasker):
+class TaylorMasker(GradientMasker, ChannelMasker):
     """Score channels by gradient times weight, squared."""
 
-    is_watching: bool = False
-
-    def start(self) -> None:
-        """Start reading gradients."""
-        self.is_watching = True
-
-    def stop(self) -> None:
-        """Stop reading gradients."""
-        self.is_watching = False
-
-    def before_step(self) -> None:
-        """Add the gradients of a batch."""
-        for wrapper in self.pruner.get_modules_wrapper() if self.is_watching else ():
-            gradient = None if wrapper.is_collected else self.pruner.gradient(wrapper)
-            if gradient is not None:
-                xp, layer = namespace(gradient), wrapper.layer_info
-                effect = xp.widen(gradient) * xp.widen(xp.detach(wrapper.weight))
-                rows = channel_rows(effect * effect, layer.out_axis, layer.out_groups)
-                if self.can_count(rows, wrapper.name):
-                    self.add(wrapper, xp.sum(rows, axis=1), 1)
+    def measure(self, squares: Tensor, layer: LayerInfo) -> Tensor:
+        """Return the sum over each channel's weights."""
+        rows = channel_rows(squares, layer.out_axis, layer.out_groups)
+        return namespace(rows).sum(rows, axis=1)
 
 
 @register_pruner("taylorfo", "taylor", "TaylorFOWeightFilterPruner", "TaylorFOWeightPruner")
-class TaylorFOWeightPruner(DifferentiatingPruner):
+class TaylorFOWeightPruner(GradientPruner, ChannelPruner):
     """Prune the filters that matter least to the loss.
 
     The arguments are those of :class:`~lilliput.pruning.collecting.CollectingPruner`. Gradients are read
@@ -63,7 +46,3 @@ class TaylorFOWeightPruner(DifferentiatingPruner):
     paper = "Molchanov et al. 2019, Importance estimation for neural network pruning"
 
     masker_type = TaylorMasker
-    _needs_loss = True
-
-    def _run(self, batches: Iterable[Any], forward: Callable[..., Any] | None) -> None:
-        self._backend.run(self.bound_model, batches, self._loss or forward, self.masker.before_step)

@@ -68,6 +68,7 @@ def loss_of(model, inputs):
 # Those that prune after they have seen data or training, or need to be told something, by registered name.
 MADE = {
     "apoz": calibrated("apoz"),
+    "fisher": calibrated("fisher", loss=loss_of),
     "lottery_ticket": after_a_round(),
     "mean_activation": calibrated("mean_activation"),
     "movement": given("movement", cool_down_beginning_step=3),
@@ -177,7 +178,7 @@ def test_most_algorithms_are_for_keras():
     """So that a mistake in the lists above does not go unnoticed."""
     assert {name for name, cls in ALL.items() if "keras" in cls.backends} >= {
         *("level", "agp", "linear", "sensitivity", "l1", "l2", "fpgm", "slim"),
-        *("taylorfo", "apoz", "mean_activation"),
+        *("taylorfo", "fisher", "apoz", "mean_activation"),
         *("naive", "qat", "ptq", "dorefa", "bnn", "lsq", "lsq_plus"),
     }
     assert set(ALL) >= THOROUGH | SAME

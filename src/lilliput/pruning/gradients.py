@@ -1,0 +1,75 @@
+"""Criteria based on the gradient of the loss: how much it changes if a weight becomes zero.
+
+To first order, the squared change is ``(g * w) ** 2``, which is averaged over batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from lilliput.config.layer import LayerInfo
+from lilliput.ops.namespace import Tensor, namespace
+from lilliput.pruning.collecting import CollectingMasker, CollectingPruner, DifferentiatingPruner
+
+
+class GradientMasker(CollectingMasker):
+    """Score by gradient times weight, squared, averaged over batches.
+
+    A pruner that asks repeatedly gets the average of the newest batches: older ones count half as much each
+    time that as many new ones have been added.
+    """
+
+    is_watching: bool = False
+
+    def measure(self, squares: Tensor, layer: LayerInfo) -> Tensor:
+        """Return the quantity to average, given ``(g * w) ** 2`` of each weight."""
+        raise NotImplementedError(f"{type(self).__name__} must override measure().")
+
+    def start(self) -> None:
+        """Start reading gradients."""
+        self.is_watching = True
+
+    def stop(self) -> None:
+        """Stop reading gradients."""
+        self.is_watching = False
+
+    def before_step(self) -> None:
+        """Add the gradients of a batch."""
+        for wrapper in self.pruner.get_modules_wrapper() if self.is_watching else ():
+            gradient = self.pruner.gradient(wrapper) if self._counts(wrapper) else None
+            if gradient is not None:
+                xp = namespace(gradient)
+                effect = xp.widen(gradient) * xp.widen(xp.detach(wrapper.weight))
+                squares = effect * effect
+                if self.can_count(squares, wrapper.name):
+                    self.add(wrapper, self.measure(squares, wrapper.layer_info), 1)
+
+    def add(self, wrapper: Any, sums: Tensor, count: int) -> None:
+        """As in :class:`CollectingMasker`; halve the weight of what was added before enough new batches."""
+        super().add(wrapper, sums, count)
+        if wrapper.batches == 2 * self.training_batches and not self.is_calibrating:
+            wrapper.statistic = wrapper.statistic * 0.5
+            wrapper.observations //= 2
+            wrapper.batches //= 2
+
+    def _counts(self, wrapper: Any) -> bool:
+        """Whether further batches of a layer count."""
+        return not (wrapper.is_collected and isinstance(self.pruner, CollectingPruner))
+
+    def nothing_seen(self) -> str:
+        """Return why there may be no gradients."""
+        return "its weight has no gradient: it is frozen, or the loss does not use it; exclude it"
+
+
+class GradientPruner(DifferentiatingPruner):
+    """Prune what matters least to the loss.
+
+    The arguments are those of :class:`~lilliput.pruning.collecting.CollectingPruner`. Gradients are read
+    before the steps of ``optimizer``, or in :meth:`calibrate`, which needs a ``loss``.
+    """
+
+    _needs_loss = True
+
+    def _run(self, batches: Iterable[Any], forward: Callable[..., Any] | None) -> None:
+        self._backend.run(self.bound_model, batches, self._loss or forward, self.masker.before_step)
