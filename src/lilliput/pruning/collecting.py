@@ -138,8 +138,8 @@ class CollectingPruner(OneShotPruner):
         See :class:`~lilliput.pruning.channels.ChannelPruner`, or for criteria on single weights
         :class:`~lilliput.pruning.one_shot.OneShotPruner`.
     training_batches : int
-        How many batches to average over. On a schedule, criteria on activations take the first ones after
-        each update of the masks, and criteria on gradients the newest.
+        How many batches to average over. On a schedule, these are the first ones after each update of the
+        masks; for ``"fisher"``, the newest.
     options : mapping, optional
         Other keyword arguments of the criterion.
     """

@@ -35,11 +35,27 @@ from lilliput.registry import register_pruner
 
 
 class FisherMasker(GradientMasker, ScoreMasker):
-    """Score weights by gradient times weight, squared."""
+    """Score weights by gradient times weight, squared.
+
+    A pruner that asks repeatedly gets the average of the newest batches: older ones count half as much each
+    time that as many new ones have been added.
+    """
 
     def measure(self, squares: Tensor, layer: LayerInfo) -> Tensor:
         """Return them as they are: one score for each weight."""
         return squares
+
+    def has_enough(self, wrapper: Any) -> bool:
+        """Whether further batches of a layer are ignored: never on a schedule."""
+        return isinstance(self.pruner, GradientPruner) and super().has_enough(wrapper)
+
+    def add(self, wrapper: Any, sums: Tensor, count: int) -> None:
+        """As in :class:`CollectingMasker`; earlier batches count half once there are enough new ones."""
+        super().add(wrapper, sums, count)
+        if wrapper.batches == 2 * self.training_batches and not self.is_calibrating:
+            wrapper.statistic = wrapper.statistic * 0.5
+            wrapper.observations //= 2
+            wrapper.batches //= 2
 
     def score(self, wrapper: Any) -> Tensor:
         """Return the averages; single weights that are zero already rank below those without a gradient."""

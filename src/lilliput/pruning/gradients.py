@@ -10,15 +10,11 @@ from typing import Any
 
 from lilliput.config.layer import LayerInfo
 from lilliput.ops.namespace import Tensor, namespace
-from lilliput.pruning.collecting import CollectingMasker, CollectingPruner, DifferentiatingPruner
+from lilliput.pruning.collecting import CollectingMasker, DifferentiatingPruner
 
 
 class GradientMasker(CollectingMasker):
-    """Score by gradient times weight, squared, averaged over batches.
-
-    A pruner that asks repeatedly gets the average of the newest batches: older ones count half as much each
-    time that as many new ones have been added.
-    """
+    """Score by gradient times weight, squared, averaged over batches."""
 
     is_watching: bool = False
 
@@ -37,7 +33,7 @@ class GradientMasker(CollectingMasker):
     def before_step(self) -> None:
         """Add the gradients of a batch."""
         for wrapper in self.pruner.get_modules_wrapper() if self.is_watching else ():
-            gradient = self.pruner.gradient(wrapper) if self._counts(wrapper) else None
+            gradient = None if self.has_enough(wrapper) else self.pruner.gradient(wrapper)
             if gradient is not None:
                 xp = namespace(gradient)
                 effect = xp.widen(gradient) * xp.widen(xp.detach(wrapper.weight))
@@ -45,17 +41,9 @@ class GradientMasker(CollectingMasker):
                 if self.can_count(squares, wrapper.name):
                     self.add(wrapper, self.measure(squares, wrapper.layer_info), 1)
 
-    def add(self, wrapper: Any, sums: Tensor, count: int) -> None:
-        """As in :class:`CollectingMasker`; halve the weight of what was added before enough new batches."""
-        super().add(wrapper, sums, count)
-        if wrapper.batches == 2 * self.training_batches and not self.is_calibrating:
-            wrapper.statistic = wrapper.statistic * 0.5
-            wrapper.observations //= 2
-            wrapper.batches //= 2
-
-    def _counts(self, wrapper: Any) -> bool:
-        """Whether further batches of a layer count."""
-        return not (wrapper.is_collected and isinstance(self.pruner, CollectingPruner))
+    def has_enough(self, wrapper: Any) -> bool:
+        """Whether further batches of a layer are ignored."""
+        return bool(wrapper.is_collected)
 
     def nothing_seen(self) -> str:
         """Return why there may be no gradients."""
