@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from networks import resnet
 from torch import nn
 
@@ -22,17 +24,17 @@ def glorot_lenet_300_100() -> nn.Sequential:
     return model
 
 
-def lenet_5(first: int = 20, second: int = 50, hidden: int = 500) -> nn.Sequential:
-    """Return LeNet-5 as Caffe has it, which the papers prune: 430,500 weights, or fewer channels."""
-    features = (nn.Conv2d(1, first, 5), nn.MaxPool2d(2), nn.Conv2d(first, second, 5))
-    head = (nn.Linear(16 * second, hidden), nn.ReLU(), nn.Linear(hidden, 10))
-    return nn.Sequential(*features, nn.MaxPool2d(2), nn.Flatten(), *head)
+def lenet_5(
+    first: int = 20, second: int = 50, hidden: int = 500, rectified: bool = False
+) -> nn.Sequential:
+    """Return LeNet-5 as Caffe has it, which the papers prune: 430,500 weights, or fewer channels.
 
-
-def rectified_lenet_5(first: int = 20, second: int = 50, hidden: int = 500) -> nn.Sequential:
-    """Return LeNet-5 with a ReLU after each convolution, as variational dropout was tried on it."""
+    Variational dropout was tried on a ``rectified`` one, with a ReLU after each convolution.
+    """
     convolutions = (nn.Conv2d(1, first, 5), nn.Conv2d(first, second, 5))
-    features = [x for conv in convolutions for x in (conv, nn.ReLU(), nn.MaxPool2d(2))]
+    features: list[nn.Module] = []
+    for conv in convolutions:
+        features += [conv, *([nn.ReLU()] if rectified else []), nn.MaxPool2d(2)]
     head = (nn.Linear(16 * second, hidden), nn.ReLU(), nn.Linear(hidden, 10))
     return nn.Sequential(*features, nn.Flatten(), *head)
 
@@ -53,7 +55,7 @@ NETWORKS = {
     "lenet-300-100": lenet_300_100,
     "glorot-lenet-300-100": glorot_lenet_300_100,
     "lenet-5": lenet_5,
-    "rectified-lenet-5": rectified_lenet_5,
+    "rectified-lenet-5": partial(lenet_5, rectified=True),
     "normed-mlp": normed_mlp,
     "resnet-20": resnet_20,
 }

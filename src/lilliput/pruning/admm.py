@@ -108,8 +108,8 @@ class ADMMPruner(NamedCriterionPruner, OneShotPruner):
     def masker_of(self, algorithm: str | type) -> type[WeightMasker]:
         """Return the criterion of a one-shot pruner, if it uses only weights."""
         masker = super().masker_of(algorithm)
-        is_plain = issubclass(masker, ScoreMasker) and masker.only_watches
-        is_plain = is_plain and not issubclass(masker, CollectingMasker)
+        looks_at_data = issubclass(masker, CollectingMasker) or not masker.only_watches
+        is_plain = issubclass(masker, ScoreMasker) and not looks_at_data
         if not (is_plain or getattr(masker, "reads_weights", False)):
             raise ConfigError(
                 f"pruning_algorithm {algorithm!r} uses more than weights; expected one such as 'level' or "
