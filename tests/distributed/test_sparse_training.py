@@ -22,6 +22,10 @@ def make(name: str, model: Any, optimizer: Any) -> Any:
     if name == "soft":
         rule = {"initial_sparsity": 0.2, "final_sparsity": 0.7, "end_epoch": 1}
         return AGPPruner(model, [rule], optimizer, soft=True)
+    if name == "fisher":
+        rule = {"initial_sparsity": 0.2, "total_sparsity": 0.7, "end_epoch": 2, "frequency": 1}
+        params = {"training_batches": 3}
+        return AGPPruner(model, [rule], optimizer, "fisher", pruning_params=params)
     if name == "rigl":
         return RigLPruner(model, [{"total_sparsity": 0.6}], optimizer, 50, update_every=3)
     if name == "movement":
@@ -69,7 +73,7 @@ def train_alone(name: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", ["soft", "rigl", "movement", "str"])
+@pytest.mark.parametrize("name", ["soft", "fisher", "rigl", "movement", "str"])
 def test_ranks_agree_bitwise_and_with_one_process(name: str, way: str, tmp_path: Path) -> None:
     first, second = run_on_two_ranks(train_on_two, tmp_path, name, way)
     alone = train_alone(name)

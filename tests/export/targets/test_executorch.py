@@ -134,6 +134,33 @@ def test_what_xnnpack_does_not_have_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+class Applied(nn.Module):
+    """A linear layer and a function of its output."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Identity()
+        self.second.forward = function
+
+    def forward(self, x):
+        return self.second(self.first(x))
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda x: x.median(-1).values, r"has no kernel for aten\.median\.dim_values in 'second'"),
+        (torch.linalg.inv, r"cannot lower.*core: aten\.linalg_inv_ex\.default in 'second'"),
+    ],
+)
+@pytest.mark.parametrize("check", [True, False])
+def test_layers_with_unsupported_operators_are_named(function, message, check, tmp_path):
+    x = torch.eye(4).repeat(2, 1, 1)
+    with pytest.raises(ExportError, match=message):
+        export_executorch(Applied(function).eval(), tmp_path / "m.pte", x, check=check)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_program_that_computes_otherwise_is_refused(tmp_path, monkeypatch):
     from lilliput.frameworks.torch.executorch.program import Execution
 

@@ -19,6 +19,11 @@ from lilliput.frameworks.logs import silenced
 from lilliput.frameworks.torch.capture import quiet
 from lilliput.frameworks.torch.executorch.capture import DEQUANTIZE_WEIGHT, Captured
 from lilliput.frameworks.torch.executorch.passes import ATEN, LAYERS, name_of, value_of, why_float
+from lilliput.frameworks.torch.executorch.support import (
+    list_operators,
+    outside_core,
+    without_kernel,
+)
 from lilliput.frameworks.work import default_threads
 from lilliput.graph.onnx_macs import count_macs
 
@@ -53,22 +58,39 @@ def lower(captured: Captured, more: Sequence[fx.Node] = ()) -> Program:
         from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
         from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
 
+        exported = None
         try:
+            exported = captured.export(more)
             edge = to_edge_transform_and_lower(
-                captured.export(more),
+                exported,
                 partitioner=[XnnpackPartitioner()],
                 compile_config=EdgeCompileConfig(_check_ir_validity=False),
             )
             left = _weights_outside(edge.exported_program())
             if left:
                 raise LeftOutError(left)
-            return Program(edge.to_executorch().buffer, edge.exported_program())
+            program = edge.to_executorch()
         except LeftOutError:
             raise
         except Exception as error:  # those of exir have no common base
+            raise LoweringError(_why_not(exported, error)) from error
+        if unknown := without_kernel(program.exported_program().graph.nodes):
             raise LoweringError(
-                f"ExecuTorch cannot lower the model: {type(error).__name__}: {first_line(error)}"
-            ) from error
+                f"ExecuTorch's runtime has no kernel for {list_operators(unknown)}; replace the operator, "
+                "or export to ONNX."
+            )
+        return Program(program.buffer, edge.exported_program())
+
+
+def _why_not(exported: Any, error: Exception) -> str:
+    """Return why lowering failed, with the layers whose operators are likely the cause."""
+    found = f"ExecuTorch cannot lower the model: {type(error).__name__}: {first_line(error)}"
+    suspects = [] if exported is None else outside_core(exported)
+    if not suspects:
+        return found
+    return (
+        f"{found.removesuffix('.')}. Operators outside PyTorch's core: {list_operators(suspects)}."
+    )
 
 
 class LoweringError(ExportError):
