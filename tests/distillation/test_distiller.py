@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from lilliput.demo import Digits
+from lilliput.errors import ConfigError
 from lilliput.testing import TinyCNN
 from lilliput.torch import (
     AGPPruner,
@@ -213,3 +214,29 @@ def test_half_precision_is_compared_in_full():
     student, teacher = (y.float() / 2 for y in (output, answer))
     wanted = 4 * F.kl_div(student.log_softmax(1), teacher.softmax(1), reduction="batchmean")
     torch.testing.assert_close(loss, wanted)
+
+
+def test_an_evaluation_does_not_replace_the_training_pass():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    distiller = Distiller(model)
+    distiller.compress()
+    with torch.no_grad():
+        model.weight.mul_(0.2)
+    inputs = torch.randn(8, 4)
+    model(inputs)
+    expected = distiller.loss()
+    assert expected > 0.01
+    model(inputs)
+    model.eval()(torch.zeros(8, 4))
+    model.train()
+    assert torch.equal(distiller.loss(), expected)
+
+
+def test_an_axis_that_features_do_not_have_is_refused():
+    model = nn.Sequential(nn.Linear(4, 3))
+    distiller = Distiller(model, [{"op_names": ["0"], "loss": "cosine", "axis": 7}])
+    distiller.compress()
+    model(torch.randn(8, 4))
+    with pytest.raises(ConfigError, match=r"'0' is compared by 'cosine' along axis 7.*from -2 to 1"):
+        distiller.loss()

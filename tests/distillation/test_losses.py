@@ -105,6 +105,19 @@ def test_a_vector_of_zeros_has_a_finite_gradient():
     assert torch.isfinite(zeros.grad).all()
 
 
+@pytest.mark.parametrize("scale", [1e-6, 1e-4, 1e-2, 1.0, 1e4])
+def test_the_magnitude_of_features_does_not_matter(scale):
+    student, teacher = (scale * x.detach().float() for x in pair(4, 3, 5, 6))
+    one, other = (x.flatten(1) for x in (student, teacher))
+    own = 1 - F.cosine_similarity(one, other).mean()
+    torch.testing.assert_close(cosine_distance(student, teacher), own)
+    assert cosine_distance(student, student).item() == pytest.approx(0, abs=1e-6)
+    if scale >= 1e-5:  # maps are squares, which float32 rounds to zero below
+        maps = [F.normalize(x.square().mean(1).flatten(1)) for x in (student, teacher)]
+        own = (maps[0] - maps[1]).square().sum(1).mean()
+        torch.testing.assert_close(attention_distance(student, teacher, 1), own)
+
+
 @pytest.mark.parametrize(("axis", "others"), [(1, (2, 3)), (-1, (1, 2))])
 def test_attention_is_the_distance_of_normalized_maps(axis, others):
     student, teacher = pair(4, 3, 5, 6)

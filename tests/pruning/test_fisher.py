@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lilliput.errors import AlgorithmError
+from lilliput.errors import AlgorithmError, ConfigError, StageError
 from lilliput.torch import AGPPruner, FisherPruner
 
 
@@ -162,3 +162,74 @@ def test_statistics_are_dropped_when_the_masks_are_final():
     assert all(wrapper.statistic is not None for wrapper in pruner.get_modules_wrapper())
     pruner.compress()
     assert all(wrapper.statistic is None for wrapper in pruner.get_modules_wrapper())
+
+
+def scheduled(model, optimizer, batches=2):
+    rules = [{"final_sparsity": 0.75, "end_epoch": 3}]
+    params = {"training_batches": batches}
+    pruner = AGPPruner(model, rules, optimizer, "fisher", pruning_params=params)
+    pruner.compress()
+    return pruner
+
+
+def train_an_epoch(model, optimizer, steps=3):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(4, 6)).square().sum().backward()
+        optimizer.step()
+
+
+def test_a_schedule_without_an_optimizer_is_refused():
+    pruner = scheduled(nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3)), None)
+    with pytest.raises(StageError, match="FisherMasker reads gradients.*bind_optimizer"):
+        pruner.update_epoch(0)
+
+
+def test_a_schedule_names_the_layer_that_holds_up_all_others():
+    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
+    model[0].weight.requires_grad_(False)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], 0.01)
+    pruner = scheduled(model, optimizer)
+    pruner.update_epoch(0)
+    train_an_epoch(model, optimizer)
+    with pytest.raises(AlgorithmError, match="layer '0' cannot be scored.*frozen.*exclude it"):
+        pruner.update_epoch(1)
+
+
+def test_nothing_is_exported_before_the_first_masks(tmp_path):
+    model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    pruner, path = scheduled(model, optimizer, batches=4), tmp_path / "m.safetensors"
+    for epoch in range(2):  # the criterion sees three batches in an epoch
+        pruner.update_epoch(epoch)
+        if epoch:
+            with pytest.raises(StageError, match="1 of 4 batches are missing for layer '0'"):
+                pruner.export_model(path)
+        train_an_epoch(model, optimizer)
+    pruner.update_epoch(2)
+    pruner.export_model(path)
+
+
+@pytest.mark.parametrize(
+    ("loss", "received"),
+    [
+        (lambda model, x: model(x), r"a tensor of shape \(4, 3\)"),
+        (lambda model, x: 1.5, "float 1.5"),
+        (lambda model, x: model(x).sum().detach(), "a tensor without a gradient"),
+    ],
+)
+def test_a_loss_that_cannot_be_differentiated_is_refused(loss, received):
+    model = nn.Linear(6, 3)
+    pruner = FisherPruner(model, [{"sparsity": 0.5}])
+    with pytest.raises(ConfigError, match=rf"loss\(model, batch\) returned {received}"):
+        pruner.calibrate([torch.randn(4, 6)], loss=loss)
+    with pytest.raises(ConfigError, match=r"calibrate\(\) received int"):
+        pruner.calibrate(5, loss=loss)
+
+
+def test_a_refused_constructor_leaves_no_hooks_on_the_optimizer():
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(ConfigError, match="training_batches"):
+        FisherPruner(model, [{"sparsity": 0.5}], optimizer, training_batches=0)
+    assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks

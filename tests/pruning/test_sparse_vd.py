@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from lilliput.errors import ConfigError, StageError
 from lilliput.pruning.sparse_vd import divergence, log_alpha
-from lilliput.torch import SparseVDPruner
+from lilliput.torch import Distiller, SparseVDPruner
 
 RULES = [{"op_types": ["Linear", "Conv2d"]}]
 
@@ -237,3 +237,56 @@ def test_the_noise_needs_an_optimizer_when_training_begins():
     pruner.compress()
     with pytest.raises(StageError, match="works through the optimizer"):
         pruner.update_epoch(0)
+
+
+@pytest.mark.parametrize("is_compressed_first", [True, False])
+def test_a_finished_run_resumes_in_either_order(is_compressed_first):
+    def build():
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.Adam(model.parameters())
+        options = {"training_epochs": 1, "training_examples": 10}
+        return model, optimizer, SparseVDPruner(model, [{"sparsity": 0.5}], optimizer, **options)
+
+    model, optimizer, pruner = build()
+    pruner.compress()
+    pruner.update_epoch(0)
+    model(torch.randn(8, 4)).sum().backward()
+    optimizer.step()
+    pruner.update_epoch(1)
+    state, its_state = pruner.state(), optimizer.state_dict()
+    other, its_optimizer, second = build()
+    if is_compressed_first:
+        second.compress()
+    second.load_state(state)
+    second.compress()
+    its_optimizer.load_state_dict(its_state)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other.weight, model.weight) and (other.weight == 0).sum() == 8
+    assert len(list(other.parameters())) == 2
+    second.strip()
+    assert len(its_optimizer.param_groups[0]["params"]) == 2
+
+
+@pytest.mark.parametrize("threshold", [float("nan"), float("inf")])
+def test_a_threshold_is_a_finite_number(threshold):
+    with pytest.raises(ConfigError, match="threshold"):
+        SparseVDPruner(nn.Linear(6, 8), [{"threshold": threshold}])
+
+
+@pytest.mark.parametrize("distils_first", [True, False])
+def test_a_distiller_compares_what_the_next_layer_receives(distils_first):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    optimizer = torch.optim.Adam(model.parameters())
+    distiller = Distiller(model, [{"op_names": ["0"], "loss": "mse"}], optimizer)
+    options = {"training_epochs": 2, "training_examples": 10}
+    pruner = SparseVDPruner(model, [{"op_names": ["0"], "threshold": 3.0}], optimizer, **options)
+    for compressor in (distiller, pruner) if distils_first else (pruner, distiller):
+        compressor.compress()
+    pruner.get_modules_wrapper()[0].log_variance.data.fill_(0.0)
+    inputs, seen = torch.randn(4, 6), []
+    model[1].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    model(inputs)
+    own = (seen[0] - inputs @ model[0].weight.T - model[0].bias).square().mean()
+    torch.testing.assert_close(distiller.loss(), own, rtol=1e-4, atol=1e-6)
+    assert own > 1

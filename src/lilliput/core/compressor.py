@@ -265,8 +265,12 @@ class Compressor:
 
         A state that does not fit raises StateError and changes nothing.
         """
-        if not isinstance(state, CompressionState):
+        if isinstance(state, (str, os.PathLike)):
             state = CompressionState.load(Path(state))
+        if not isinstance(state, CompressionState):
+            raise StateError(
+                f"load_state() received {type(state).__name__}, expected a state, or the folder of a saved one."
+            )
         self._need_model("load_state()")
         if not self.is_wrapped:
             self._prepare()  # so that compress() has nothing to prepare, and overwrites nothing

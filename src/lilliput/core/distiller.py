@@ -155,8 +155,11 @@ class BaseDistiller(Projecting):
         return run
 
     def _take_forward(self, run: Run) -> None:
-        """Store a forward pass of the student until ``loss()`` is called."""
-        if run.is_training and self._pending is not None and self._pending.is_training:
+        """Store a forward pass of the student until ``loss()`` is called; evaluation does not replace it."""
+        is_in_training = self._pending is not None and self._pending.is_training
+        if is_in_training and not run.is_training:
+            return
+        if is_in_training:
             self._pending = None
             raise StageError(
                 f"{type(self).__name__}: the model ran again in training mode before loss() was called for "

@@ -66,6 +66,9 @@ class WeightMasker:
         """Return the data that the criterion still has to observe before it can score, or an empty string."""
         return "" if self.is_ready() else "its criterion has not seen enough training steps"
 
+    def check_progress(self) -> None:
+        """Raise if the criterion will never have observed enough; a schedule calls it in each epoch."""
+
     def start_over(self) -> None:
         """Discard the observations; a schedule calls it after each update of the masks."""
 

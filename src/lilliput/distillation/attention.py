@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from lilliput.ops.namespace import Tensor, namespace
 
-_TINY = 1e-12
+_SHORTEST = 1e-12  # maps that are shorter count as having this length
 
 
 def attention_distance(student: Tensor, teacher: Tensor, axis: int) -> Tensor:
@@ -30,4 +30,5 @@ def _attention(features: Tensor, axis: int) -> Tensor:
     xp = namespace(features)
     flat = xp.mean_over(features**2, axis)
     flat = xp.reshape(flat, (xp.shape(flat)[0], -1))
-    return flat / xp.sqrt(xp.sum(flat**2, (1,)) + _TINY)[:, None]
+    squares = xp.sum(flat**2, (1,))
+    return flat / xp.sqrt(xp.where(squares > _SHORTEST**2, squares, _SHORTEST**2))[:, None]

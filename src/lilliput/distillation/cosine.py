@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from lilliput.ops.namespace import Tensor, namespace
 
-_TINY = 1e-12
+_SHORTEST = 1e-8  # vectors that are shorter count as having this length, as in torch
 
 
 def cosine_distance(student: Tensor, teacher: Tensor, axis: int | None = None) -> Tensor:
@@ -23,5 +23,10 @@ def cosine_distance(student: Tensor, teacher: Tensor, axis: int | None = None) -
         student, teacher = (xp.reshape(x, (xp.shape(x)[0], -1)) for x in (student, teacher))
         axis = -1
     product = xp.sum(student * teacher, axis)
-    energy = xp.sum(student**2, axis) * xp.sum(teacher**2, axis)
-    return xp.mean(1 - product / xp.sqrt(energy + _TINY))
+    return xp.mean(1 - product / (_length(student, axis) * _length(teacher, axis)))
+
+
+def _length(vectors: Tensor, axis: int) -> Tensor:
+    xp = namespace(vectors)
+    squares = xp.sum(vectors**2, axis)
+    return xp.sqrt(xp.where(squares > _SHORTEST**2, squares, _SHORTEST**2))

@@ -130,7 +130,7 @@ class Distiller(BaseDistiller):
         if name == "mse":
             return mean_squared_error(student, teacher)
         if name == "cosine":
-            return cosine_distance(student, teacher, config.get("axis"))
+            return cosine_distance(student, teacher, self._vectors(student, wrapper))
         if name == "attention":
             return attention_distance(student, teacher, self._channels(student, teacher, wrapper))
         axis = self._classes(student, teacher, wrapper)
@@ -192,6 +192,16 @@ class Distiller(BaseDistiller):
         self._are_logits = self._are_logits | {wrapper.name}
 
     _are_logits: frozenset[str] = frozenset()
+
+    def _vectors(self, student: Tensor, wrapper: Any) -> int | None:
+        """Return the axis of the vectors whose direction is compared; None for all entries of a sample."""
+        axis, shape = wrapper.config.get("axis"), tuple(student.shape)
+        if axis is not None and not -len(shape) <= axis < len(shape):
+            raise ConfigError(
+                f"{type(self).__name__}: {wrapper.name!r} is compared by 'cosine' along axis {axis}, but has "
+                f"shape {shape}; expected an axis from {-len(shape)} to {len(shape) - 1}."
+            )
+        return None if axis is None else int(axis)
 
     def _channels(self, student: Tensor, teacher: Tensor, wrapper: Any) -> int:
         """Return the axis of channels; raise for maps of different sizes."""

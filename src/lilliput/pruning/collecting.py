@@ -193,6 +193,10 @@ class CollectingPruner(OneShotPruner):
             raise StageError(
                 "calibrate() was called before a model was bound; call compress() first."
             )
+        if not isinstance(batches, Iterable):
+            raise ConfigError(
+                f"calibrate() received {type(batches).__name__}, expected a data loader or a list."
+            )
         masker: Any = self.masker
         masker.start()
         masker.is_calibrating, masker.shows_progress = True, progress

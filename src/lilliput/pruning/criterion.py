@@ -110,7 +110,11 @@ class CriterionPruner(Pruner):
         if self.masker_type.default_types is not None:
             self.default_types = self.masker_type.default_types  # type: ignore[misc]
         super().__init__(model, config_list, optimizer)
-        self.masker = self.masker_type(self.bound_model, self, **(options or {}))
+        try:
+            self.masker = self.masker_type(self.bound_model, self, **(options or {}))
+        except BaseException:
+            self._unwatch_optimizer()
+            raise
         self._watch_optimizer()
 
     @property

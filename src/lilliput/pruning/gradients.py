@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from lilliput.config.layer import LayerInfo
+from lilliput.errors import AlgorithmError, StageError
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.pruning.collecting import CollectingMasker, DifferentiatingPruner
 
@@ -44,6 +45,21 @@ class GradientMasker(CollectingMasker):
     def has_enough(self, wrapper: Any) -> bool:
         """Whether further batches of a layer are ignored."""
         return bool(wrapper.is_collected)
+
+    def check_progress(self) -> None:
+        """Raise without an optimizer, or if a layer has no gradient while others have enough."""
+        wrappers = self.pruner.get_modules_wrapper()
+        if self.pruner.optimizer is None:
+            raise StageError(
+                f"{type(self.pruner).__name__} with {type(self).__name__} reads gradients before the steps of "
+                "the optimizer, but has none; pass the model's optimizer, or call bind_optimizer(optimizer)."
+            )
+        unseen = [wrapper.name for wrapper in wrappers if not wrapper.batches]
+        if unseen and len(unseen) < len(wrappers) and any(w.is_collected for w in wrappers):
+            raise AlgorithmError(
+                f"layer {unseen[0]!r} cannot be scored, and no layer is pruned until it is: "
+                f"{self.nothing_seen()}."
+            )
 
     def nothing_seen(self) -> str:
         """Return why there may be no gradients."""

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 from lilliput.config.select import Selection
 from lilliput.config.spec import Rule, ScheduledPruneRule
 from lilliput.core.masker import Targets
-from lilliput.errors import Problem
+from lilliput.errors import Problem, StageError
+from lilliput.ops.namespace import Tensor, namespace
 from lilliput.pruning.criterion import checked_epoch
 from lilliput.pruning.named import NamedCriterionPruner
 from lilliput.pruning.one_shot import check_caps, layer_shares, ranked_together
@@ -20,6 +21,11 @@ log = logging.getLogger("lilliput")
 def final_sparsity(config: Mapping[str, Any]) -> float:
     """Return the sparsity at the end of a schedule: of a layer, or of all layers of its rule together."""
     return float(config.get("total_sparsity", config.get("final_sparsity")))
+
+
+def _has_zeros(mask: Tensor) -> bool:
+    xp = namespace(mask)
+    return bool(xp.count_nonzero(mask) < xp.size(mask))
 
 
 class ScheduledPruner(NamedCriterionPruner):
@@ -43,6 +49,8 @@ class ScheduledPruner(NamedCriterionPruner):
     def update_epoch(self, epoch: int) -> None:
         """Move the schedule to an epoch and update the masks."""
         self.now_epoch = checked_epoch(epoch)
+        if self.is_wrapped and self.masker is not None:
+            self.masker.check_progress()
         for wrapper in self.get_modules_wrapper():
             wrapper.updated_epoch = -1
 
@@ -80,6 +88,19 @@ class ScheduledPruner(NamedCriterionPruner):
                 f"{why}." if why else "is update_epoch(epoch) called in every epoch?",
             )
         return super().strip()
+
+    def export_model(self, *args: Any, **kwargs: Any) -> None:
+        """As in :meth:`Compressor.export_model`; raise if the schedule asks for zeros and there are none yet."""
+        missing = self.masker.what_is_missing() if self._has_compressed else ""
+        wrappers = self.get_modules_wrapper() if missing else []
+        targets = [self.target_sparsity(wrapper, self.now_epoch) for wrapper in wrappers]
+        if any(targets) and not any(_has_zeros(wrapper.weight_mask) for wrapper in wrappers):
+            raise StageError(
+                f"{type(self).__name__}: export_model() came before the first masks were calculated, so the "
+                f"file would contain only ones: {missing}. Continue training first, or strip() and save the "
+                "model itself."
+            )
+        super().export_model(*args, **kwargs)
 
     def _due(self, wrappers: Sequence[Any]) -> list[tuple[Any, float | None]]:
         """Return those of some layers that have fewer zeros than requested, with their sparsity."""

@@ -32,7 +32,7 @@ from lilliput.core.checks import checked_flag
 from lilliput.core.masker import Targets, WeightMasker
 from lilliput.errors import ConfigError, Problem
 from lilliput.ops.namespace import Tensor, namespace
-from lilliput.pruning.criterion import checked_epoch
+from lilliput.pruning.criterion import check_counts
 from lilliput.pruning.granularity import find_patterns, spread_blocks, sum_blocks
 from lilliput.pruning.level import LevelMasker
 from lilliput.pruning.named import NamedCriterionArguments
@@ -121,8 +121,9 @@ class SoftScheduledPruner(ScheduledPruner):
     ) -> None:
         if hard_epoch is not None and not soft:
             raise ConfigError("hard_epoch: received without soft=True, which it requires.")
-        self.computes_weights = checked_flag("soft", soft)
-        self.hard_epoch = None if hard_epoch is None else checked_epoch(hard_epoch)
+        if hard_epoch is not None:
+            check_counts(0, hard_epoch=hard_epoch)
+        self.computes_weights, self.hard_epoch = checked_flag("soft", soft), hard_epoch
         super().__init__(model, config_list, optimizer, pruning_algorithm, **others)
         if soft:
             self.set_wrappers_attribute("is_soft", True)

@@ -62,7 +62,9 @@ class SparseVDRule(PruneRule):
         None, description="Fraction of the weights of all these layers to remove."
     )
     threshold: float | None = Field(
-        None, description="Weights with a larger log alpha are dropped; 3 by default."
+        None,
+        allow_inf_nan=False,
+        description="Weights with a larger log alpha are dropped; 3 by default.",
     )
 
     @model_validator(mode="after")
@@ -278,10 +280,18 @@ class SparseVDPruner(OneShotPruner):
             return wrapper.config.get("sparsity")  # type: ignore[no-any-return]
         return self._share_of(wrapper)
 
+    def _follow_optimizer(self) -> None:
+        super()._follow_optimizer()
+        self._stop_if_done()
+
     def _stop_if_done(self) -> None:
-        """As in :class:`OneShotPruner`; also turn the variances into plain tensors, which are not trained."""
+        """As in :class:`OneShotPruner`; also turn the variances into plain tensors, which are not trained.
+
+        Not before the optimizer has them: its saved state has them, too.
+        """
         super()._stop_if_done()
-        if self.masker is not None and not self._needs_criterion():
+        is_added = bool(self._step_handles) or self.optimizer is None
+        if self.masker is not None and not self._needs_criterion() and is_added:
             for wrapper in self.get_modules_wrapper():
                 if list(wrapper.parameters()):
                     held = namespace(wrapper.log_variance).detach(wrapper.log_variance)

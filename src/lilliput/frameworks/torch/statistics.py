@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten
 
-from lilliput.errors import UnsupportedModelError
+from lilliput.errors import ConfigError, UnsupportedModelError
 from lilliput.frameworks.torch.batches import call
 from lilliput.frameworks.torch.fastpath import calling_modules
 from lilliput.frameworks.torch.modes import Modes, evaluating
@@ -102,11 +102,28 @@ def run(
                 if task is not None:
                     for parameter, _ in gradients:
                         parameter.grad = None
+                    _check_loss(result)
                     result.backward()
                     task()
     finally:
         for parameter, before in gradients:
             parameter.grad = before
+
+
+def _check_loss(result: Any) -> None:
+    """Raise unless a loss can be differentiated."""
+    if not isinstance(result, Tensor):
+        received = f"{type(result).__name__} {result!r:.40}"
+    elif result.numel() != 1:
+        received = f"a tensor of shape {tuple(result.shape)}"
+    elif not result.requires_grad:
+        received = "a tensor without a gradient: detached, or computed under no_grad()"
+    else:
+        return
+    raise ConfigError(
+        f"loss(model, batch) returned {received}; expected a tensor with one number that depends on the "
+        "weights, such as cross_entropy(model(x), y)."
+    )
 
 
 def on_gradient(tensor: Tensor, task: Callable[[Tensor], None]) -> None:

@@ -59,8 +59,9 @@ class TorchTraining(Training):
         # torch.compile does not guard hooks, so it would reuse graphs traced without them.
         if "torch._dynamo" in sys.modules:
             torch.compiler.reset()
+        # Before other hooks, so that a distiller or a quantizer sees what the next layer receives.
         return [
-            wrapper.module.register_forward_hook(Noise(wrapper), with_kwargs=True)
+            wrapper.module.register_forward_hook(Noise(wrapper), with_kwargs=True, prepend=True)
             for wrapper in wrappers
         ]
 
