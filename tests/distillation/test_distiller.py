@@ -238,5 +238,7 @@ def test_an_axis_that_features_do_not_have_is_refused():
     distiller = Distiller(model, [{"op_names": ["0"], "loss": "cosine", "axis": 7}])
     distiller.compress()
     model(torch.randn(8, 4))
-    with pytest.raises(ConfigError, match=r"'0' is compared by 'cosine' along axis 7.*from -2 to 1"):
+    with pytest.raises(
+        ConfigError, match=r"'0' is compared by 'cosine' along axis 7.*from -2 to 1"
+    ):
         distiller.loss()

@@ -18,7 +18,7 @@ from lilliput.core.binding import select_layers
 from lilliput.core.describe import describe, describe_as_html
 from lilliput.core.hooks import weakly
 from lilliput.core.state import CompressionState, capture, restore
-from lilliput.errors import Problem, StageError
+from lilliput.errors import Problem, StageError, StateError
 from lilliput.frameworks import backend_of
 from lilliput.frameworks.ports.files import PlainFiles
 from lilliput.garbage import uncollected
@@ -269,7 +269,8 @@ class Compressor:
             state = CompressionState.load(Path(state))
         if not isinstance(state, CompressionState):
             raise StateError(
-                f"load_state() received {type(state).__name__}, expected a state, or the folder of a saved one."
+                f"load_state() received {type(state).__name__}, expected a CompressionState or the folder of "
+                "a saved one."
             )
         self._need_model("load_state()")
         if not self.is_wrapped:

@@ -51,8 +51,9 @@ class GradientMasker(CollectingMasker):
         wrappers = self.pruner.get_modules_wrapper()
         if self.pruner.optimizer is None:
             raise StageError(
-                f"{type(self.pruner).__name__} with {type(self).__name__} reads gradients before the steps of "
-                "the optimizer, but has none; pass the model's optimizer, or call bind_optimizer(optimizer)."
+                f"{type(self.pruner).__name__} with {type(self).__name__} reads gradients before the steps "
+                "of the optimizer, but has none; pass the model's optimizer, or call "
+                "bind_optimizer(optimizer)."
             )
         unseen = [wrapper.name for wrapper in wrappers if not wrapper.batches]
         if unseen and len(unseen) < len(wrappers) and any(w.is_collected for w in wrappers):

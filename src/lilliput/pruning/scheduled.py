@@ -90,7 +90,7 @@ class ScheduledPruner(NamedCriterionPruner):
         return super().strip()
 
     def export_model(self, *args: Any, **kwargs: Any) -> None:
-        """As in :meth:`Compressor.export_model`; raise if the schedule asks for zeros and there are none yet."""
+        """As in :meth:`Compressor.export_model`; raise if zeros are due and there are none yet."""
         missing = self.masker.what_is_missing() if self._has_compressed else ""
         wrappers = self.get_modules_wrapper() if missing else []
         targets = [self.target_sparsity(wrapper, self.now_epoch) for wrapper in wrappers]

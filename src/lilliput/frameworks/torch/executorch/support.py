@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -16,7 +16,8 @@ def without_kernel(nodes: Iterable[fx.Node]) -> list[fx.Node]:
     from executorch.runtime import Runtime
 
     known = Runtime.get().operator_registry.operator_names
-    return [node for node in nodes if _is_operator(node) and node.target.name() not in known]
+    operators = _operators(nodes)
+    return [x for x, operator in operators if operator.name() not in known]  # type: ignore[no-untyped-call]
 
 
 def outside_core(exported: Any) -> list[fx.Node]:
@@ -25,7 +26,7 @@ def outside_core(exported: Any) -> list[fx.Node]:
         nodes = exported.run_decompositions().graph.nodes
     except Exception:  # that may be why the program cannot be lowered
         nodes = exported.graph.nodes
-    return [x for x in nodes if _is_operator(x) and torch.Tag.core not in x.target.tags]
+    return [x for x, operator in _operators(nodes) if torch.Tag.core not in operator.tags]
 
 
 def list_operators(nodes: Iterable[fx.Node]) -> str:
@@ -36,5 +37,8 @@ def list_operators(nodes: Iterable[fx.Node]) -> str:
     return "; ".join(f"{operator} in {', '.join(found)}" for operator, found in layers.items())
 
 
-def _is_operator(node: Any) -> bool:
-    return node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload)
+def _operators(nodes: Iterable[fx.Node]) -> Iterator[tuple[fx.Node, torch._ops.OpOverload]]:
+    """Iterate over the nodes that call an operator."""
+    for node in nodes:
+        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+            yield node, node.target
