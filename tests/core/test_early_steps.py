@@ -9,11 +9,16 @@ from torch import nn
 from lilliput.errors import ConfigError, StageError
 from lilliput.torch import (
     ActivationMeanRankPruner,
+    AGPPruner,
     LevelPruner,
+    LSQPlusQuantizer,
+    LSQQuantizer,
+    MovementPruner,
     Pruner,
     QATQuantizer,
     Quantizer,
     SlimPruner,
+    STRPruner,
     TaylorFOWeightPruner,
 )
 
@@ -139,6 +144,31 @@ def test_steps_of_a_quantizer_and_tasks_count_from_construction():
     assert not delayed.get_modules_wrapper()[0].is_on
     train(model, optimizer)
     assert delayed.get_modules_wrapper()[0].is_on
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda m, o: STRPruner(m, [{"op_types": ["Linear"]}], o, start=-3.0),
+        lambda m, o: MovementPruner(m, RULE, o, 1, 4),
+        lambda m, o: AGPPruner(m, [{"final_sparsity": 0.5}], o, soft=True),
+        lambda m, o: LSQQuantizer(m, [{"op_types": ["Linear"], "quant_bits": 8}], o),
+        lambda m, o: LSQPlusQuantizer(m, [{"op_types": ["Linear"], "quant_bits": 8}], o),
+    ],
+)
+def test_what_is_learned_is_learned_from_compress_on(make):
+    outputs = []
+    for is_early in (True, False):
+        model = net()
+        optimizer = sgd(model)
+        compressor = make(model, optimizer) if is_early else None
+        train(model, optimizer)
+        compressor = compressor or make(model, optimizer)
+        compressor.compress()
+        torch.manual_seed(1)
+        train(model, optimizer, 3)
+        outputs.append(model(torch.ones(1, 6)))
+    assert torch.equal(*outputs)
 
 
 def test_strip_before_compress_leaves_the_optimizer():

@@ -218,3 +218,20 @@ def test_a_loaded_target_stays_at_compress():
     for mine, its in zip(other.get_modules_wrapper(), pruner.get_modules_wrapper(), strict=True):
         assert torch.equal(mine.sparse_target, its.sparse_target)
         assert not torch.equal(its.sparse_target, project(its.weight.detach(), 0.8))
+
+
+@pytest.mark.parametrize("is_bound_later", [True, False])
+def test_layers_of_another_optimizer_are_refused(is_bound_later):
+    """A penalty on their gradients would come after their optimizer's step."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model[0].parameters(), 0.1)
+    pruner = ADMMPruner(
+        model, [{"op_types": ["Linear"], "sparsity": 0.5}], None if is_bound_later else optimizer
+    )
+    with pytest.raises(ConfigError, match="which does not train layer '1'.*exclude the layer"):
+        pruner.compress()
+        pruner.bind_optimizer(optimizer)
+    assert pruner.is_wrapped == is_bound_later
+    model[1].weight.requires_grad_(False)
+    pruner.bind_optimizer(optimizer)
+    pruner.compress()

@@ -290,3 +290,26 @@ def test_a_distiller_compares_what_the_next_layer_receives(distils_first):
     own = (seen[0] - inputs @ model[0].weight.T - model[0].bias).square().mean()
     torch.testing.assert_close(distiller.loss(), own, rtol=1e-4, atol=1e-6)
     assert own > 1
+
+
+class Functional(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.second(torch.relu(F.linear(x, self.first.weight, self.first.bias)))
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+def test_noise_that_is_not_learned_is_refused(is_training):
+    model = Functional().train(is_training)
+    optimizer = torch.optim.Adam(model.parameters())
+    options = {"training_epochs": 2, "training_examples": 10}
+    pruner = SparseVDPruner(model, RULES, optimizer, **options)
+    pruner.compress()
+    pruner.update_epoch(0)
+    model(torch.randn(4, 6)).sum().backward()
+    optimizer.step()
+    with pytest.raises(StageError, match="layer 'first': its noise was not learned.*model.train"):
+        pruner.update_epoch(1)

@@ -148,3 +148,37 @@ def test_digits_at_ninety_percent_are_read_as_well_as_with_gradual_pruning():
         found[name] = sparsity(plain), accuracy(plain)
     assert found["str"][0] >= 0.9, found
     assert found["str"][1] >= found["agp"][1] - 0.02, found
+
+
+def test_a_refused_optimizer_leaves_the_old_one_at_work():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    pruner = STRPruner(model, [{"op_types": ["Linear"]}], optimizer, start=-3.0)
+    pruner.compress()
+    other = torch.optim.Muon([p for p in model.parameters() if p.dim() == 2])
+    with pytest.raises(ConfigError, match="Muon cannot train"):
+        pruner.bind_optimizer(other)
+    assert pruner.optimizer is optimizer
+    assert not other._optimizer_step_pre_hooks and not other._optimizer_step_post_hooks
+    wrapper = pruner.get_modules_wrapper()[0]
+    before = wrapper.threshold_logit.item()
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 6)).square().sum().backward()
+        optimizer.step()
+    assert wrapper.threshold_logit.item() != before
+    border = torch.sigmoid(wrapper.threshold_logit)
+    raw = model.get_parameter("0.weight")
+    assert torch.equal((raw.abs() > border).float(), wrapper.weight_mask)
+
+
+def test_a_refused_compress_leaves_no_hooks():
+    model = torch.nn.Linear(6, 8)
+    optimizer = torch.optim.Muon([model.weight])
+    pruner = STRPruner(model, [{"op_types": ["Linear"]}], optimizer)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="Muon cannot train"):
+            pruner.compress()
+    assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
+    assert type(model) is torch.nn.Linear

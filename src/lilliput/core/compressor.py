@@ -6,7 +6,7 @@ import copy
 import functools
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
@@ -243,12 +243,15 @@ class Compressor:
         """Follow this optimizer from now on, also after ``compress()``; None to stop following."""
         if self._wrappers is not None and optimizer is not None:
             self._backend.check_optimizer(optimizer, self._wrappers)
+        before = self.optimizer
         self._leave_optimizer()
         self.optimizer = optimizer
-        if self.is_wrapped:
-            self._follow_optimizer()
-        else:
-            self._watch_optimizer()
+        try:
+            self._join_optimizer()
+        except BaseException:
+            self.optimizer = before
+            self._join_optimizer()
+            raise
 
     def callback(self) -> Any:
         """Return a callback for ``model.fit`` of a Keras model that follows epochs and steps."""
@@ -435,6 +438,13 @@ class Compressor:
         self.step()
         self._refresh_early()
 
+    def _join_optimizer(self) -> None:
+        """Hook the optimizer in the way that fits the stage."""
+        if self.is_wrapped:
+            self._follow_optimizer()
+        else:
+            self._watch_optimizer()
+
     def _unwatch_optimizer(self) -> None:
         for handle in self._early_handles:
             handle.remove()
@@ -444,12 +454,21 @@ class Compressor:
         """Hook the optimizer, and add the algorithm's parameters to it."""
         self._unwatch_optimizer()
         if self.optimizer is not None and not self._step_handles:
-            tasks = (*self._tasks, self._on_step)
-            hooks = [self._backend.after_step(self.optimizer, task) for task in tasks]
-            hooks += [self._backend.before_step(self.optimizer, x) for x in self._before_step()]
-            added = self._backend.add_to_optimizer(self.optimizer, self.get_modules_wrapper())
-            watches = self._backend.watch_join(self.bound_model)
-            self._step_handles = (*hooks, *added, *watches)
+            try:
+                for handle in self._hook_optimizer():
+                    self._step_handles = (*self._step_handles, handle)
+            except BaseException:
+                self._leave_optimizer()
+                raise
+
+    def _hook_optimizer(self) -> Iterator[Any]:
+        """Yield the removable handles of what is added to the optimizer, one by one."""
+        for task in (*self._tasks, self._on_step):
+            yield self._backend.after_step(self.optimizer, task)
+        for task in self._before_step():
+            yield self._backend.before_step(self.optimizer, task)
+        yield from self._backend.add_to_optimizer(self.optimizer, self.get_modules_wrapper())
+        yield from self._backend.watch_join(self.bound_model)
 
     def _before_step(self) -> tuple[Callable[[], None], ...]:
         """Return the methods to call before each optimizer step, when gradients are complete."""

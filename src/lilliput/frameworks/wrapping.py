@@ -13,6 +13,7 @@ from lilliput.config.layer import LayerInfo, QuantType
 from lilliput.errors import StageError
 
 Marker = Callable[[Any, QuantType, tuple[Any, ...]], tuple[Any, ...]]
+Masks = list[tuple[Any, bool]]  # each with whether its pruner needs the gradients of pruned entries
 
 
 @dataclass(frozen=True, eq=False)

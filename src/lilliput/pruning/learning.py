@@ -79,6 +79,9 @@ class LearningPruner(Pruner):
         if not self._backend.shows_training:
             self._penalize()
 
+    def _watch_optimizer(self) -> None:
+        """Ignore steps before ``compress()``: there is nothing to learn yet."""
+
     def _is_due(self) -> bool:
         return bool(self.soft_wrappers())
 

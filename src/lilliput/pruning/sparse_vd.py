@@ -41,7 +41,7 @@ from pydantic import Field, model_validator
 from lilliput.config.layer import LayerInfo
 from lilliput.config.select import Selection
 from lilliput.config.spec import Fraction, PruneRule
-from lilliput.errors import ConfigError, Problem
+from lilliput.errors import ConfigError, Problem, StageError
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.pruning.criterion import TrainingMasker, check_counts, checked_epoch
 from lilliput.pruning.learning import sigmoid
@@ -122,6 +122,7 @@ class SparseVDMasker(TrainingMasker, ScoreMasker):
         self.training_epochs, self.training_examples = training_epochs, training_examples
         self.warm_up_epochs = warm_up_epochs
         self._handles: list[Any] = []
+        self.has_trained = False
 
     def score(self, wrapper: Any) -> Tensor:
         """Return minus the log alpha of each weight."""
@@ -163,6 +164,7 @@ class SparseVDMasker(TrainingMasker, ScoreMasker):
         """Add the gradient of the divergence, with its weight in this epoch."""
         if not self._handles:
             return
+        self.has_trained = True
         epoch, warm_up = int(self.pruner.now_epoch), self.warm_up_epochs
         beta = min(1.0, epoch / warm_up) if warm_up else 1.0
 
@@ -245,6 +247,19 @@ class SparseVDPruner(OneShotPruner):
         """Follow the training; compute masks at epoch ``training_epochs``."""
         self.now_epoch = checked_epoch(epoch)
         self._check_optimizer()
+        if self.masker is not None and self.masker.has_trained and self._needs_criterion():
+            self._check_learned()
+
+    def _check_learned(self) -> None:
+        """Raise if the noise of a layer is still the initial one after optimizer steps."""
+        for wrapper in self.get_modules_wrapper():
+            xp = namespace(wrapper.log_variance)
+            if not xp.count_nonzero(wrapper.log_variance - FIRST):
+                raise StageError(
+                    f"layer {wrapper.name!r}: its noise was not learned, because its output had none in "
+                    "training; train in model.train() mode, and exclude layers whose weight is read by other "
+                    "code or that the loss does not use."
+                )
 
     def add_noise(self) -> list[Any]:
         """Add noise to the outputs of the selected layers in training; return handles to remove it."""

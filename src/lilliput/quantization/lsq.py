@@ -103,7 +103,8 @@ class LSQQuantizer(RangeQuantizer):
 
     def _update_delays(self) -> None:
         """Reinitialize the scales from the weights at the start of quantization."""
-        waiting = [w for w in self.get_modules_wrapper() if not w.is_on and w.weight_is_fixed]
+        wrappers = self.get_modules_wrapper() if self._is_prepared else []
+        waiting = [w for w in wrappers if not w.is_on and w.weight_is_fixed]
         super()._update_delays()
         self._restart_weights(wrapper for wrapper in waiting if wrapper.is_on)
 

@@ -11,6 +11,7 @@ from keras import ops, tree
 from lilliput.errors import UnsupportedModelError
 from lilliput.frameworks.keras.scopes import replicas
 from lilliput.frameworks.keras.variables import raw, tensor_of, to_array
+from lilliput.frameworks.wrapping import Masks
 
 if TYPE_CHECKING:
     from lilliput.frameworks.keras.instrument import Collector, Freezer, PreHook, RemoteQuantizer
@@ -77,7 +78,7 @@ class Sidecar:
 
     def transform(self, attribute: str, value: Tensor) -> Tensor:
         """Return the compressed value of an attribute."""
-        masks: list[Tensor] = []
+        masks: Masks = []
         for wrapper, role in self.chains.get(attribute, ()):
             value = wrapper.transform(role, value, masks)
         return value

@@ -18,7 +18,13 @@ from lilliput.frameworks.keras.learned import LearnedVariable, Parameter, needs_
 from lilliput.frameworks.keras.learning import put_slots, reconcile, slots_of
 from lilliput.frameworks.keras.scopes import is_training, strategy_of, sync
 from lilliput.frameworks.keras.variables import OURS, raw, read, tensor_of, to_array, track, untrack
-from lilliput.frameworks.wrapping import OwnAttributes, Quantizing, find_mask_faults, marker_of
+from lilliput.frameworks.wrapping import (
+    Masks,
+    OwnAttributes,
+    Quantizing,
+    find_mask_faults,
+    marker_of,
+)
 
 Tensor = Any
 _numbers = count()
@@ -99,7 +105,7 @@ class ModuleWrapper(OwnAttributes):
         else:
             super().__delattr__(name)
 
-    def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
+    def transform(self, role: str, value: Tensor, masks: Masks) -> Tensor:
         """Return the value that the layer uses instead of a raw weight or bias."""
         raise NotImplementedError
 
@@ -275,13 +281,13 @@ class PrunerModuleWrapper(LearningWrapper):
                 self.add_variable(name, np.ones(tuple(bias.shape), _dtype_of(bias)))
             self.write(name, mask)
 
-    def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
+    def transform(self, role: str, value: Tensor, masks: Masks) -> Tensor:
         """Multiply a raw weight or bias by its mask, or let the pruner compute the weight."""
         held = self._variables.get(f"{role}_mask")
         if held is None:
             return value
         mask = tensor_of(held)
-        masks.append(mask)
+        masks.append((mask, self.keeps_raw(role)))
         if self.keeps_raw(role):
             return self.compressor.compute_weight(self, value, mask)
         idle = list(self.learned().values()) if role == "weight" else []
@@ -323,12 +329,14 @@ class QuantizerModuleWrapper(Quantizing, LearningWrapper):
             # Graphs were traced with the old value, for example whether a range is known.
             retrace(self.compressor.bound_model)
 
-    def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
+    def transform(self, role: str, value: Tensor, masks: Masks) -> Tensor:
         """Quantize a raw weight."""
         (result,) = self._run(QuantType.WEIGHT, (value,))
         if not self.compressor.keeps_zero:
-            for mask in masks:
+            for mask, is_dense in masks:
                 result = result * mask
+                if is_dense:  # adds zero, with the gradient of the pruned entries
+                    result = result + (value - ops.stop_gradient(value)) * (1 - mask)
         return result
 
     def _run(self, quant_type: QuantType, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -45,6 +45,10 @@ class Training(ABC):
     def check_optimizer(self, optimizer: Any, wrappers: Sequence[Any]) -> None:
         """Raise if the optimizer cannot be hooked or does not train the weights."""
 
+    def missing_from(self, optimizer: Any, wrappers: Sequence[Any]) -> list[str]:
+        """Return the layers whose weight is to be trained, but not by this optimizer."""
+        return []
+
     def check_regrowth(self, optimizer: Any, wrappers: Sequence[Any]) -> None:  # noqa: B027
         """Raise if the optimizer's initial state for a new weight is unknown."""
 

@@ -38,7 +38,7 @@ class Learned:
     def __init__(
         self, optimizer: torch.optim.Optimizer, found: Sequence[tuple[str, nn.Parameter, Any]]
     ) -> None:
-        _check_fit(optimizer, [parameter for _, parameter, _ in found])
+        check_fit(optimizer, [parameter for _, parameter, _ in found])
         self.optimizer = optimizer
         self.names = {id(parameter): name for name, parameter, _ in found}
         groups = optimizer.param_groups
@@ -86,7 +86,10 @@ class Learned:
         self._apart = []
 
 
-def _check_fit(optimizer: torch.optim.Optimizer, learned: Sequence[nn.Parameter]) -> None:
+def check_fit(optimizer: torch.optim.Optimizer, learned: Sequence[nn.Parameter]) -> None:
+    """Raise if an optimizer cannot train the added parameters, if there are any."""
+    if not learned:
+        return
     for cls in type(optimizer).__mro__:
         reason = _UNFIT.get(cls.__name__)
         if reason is not None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from lilliput.frameworks.torch.computed import protect
 from lilliput.frameworks.torch.weights import zero_
+from lilliput.frameworks.wrapping import Masks
 
 SIDECAR = "lilliput"
 
@@ -138,7 +139,7 @@ class Sidecar(nn.Module):
 
     def transform(self, attribute: str, value: Tensor) -> Tensor:
         """Return the compressed value of an attribute, computed."""
-        masks: list[Tensor] = []
+        masks: Masks = []
         for key, role in self.chains.get(attribute, ()):
             value = self._modules[key].transform(role, value, masks)  # type: ignore[union-attr,operator]
         return value

@@ -19,7 +19,13 @@ from lilliput.frameworks.torch.grad import map_gradient, straight_through
 from lilliput.frameworks.torch.recompute import is_recomputing
 from lilliput.frameworks.torch.replicated import replicate, replicated_class
 from lilliput.frameworks.torch.weights import is_binary, is_sharded, peek, raw, whole
-from lilliput.frameworks.wrapping import OwnAttributes, Quantizing, find_mask_faults, marker_of
+from lilliput.frameworks.wrapping import (
+    Masks,
+    OwnAttributes,
+    Quantizing,
+    find_mask_faults,
+    marker_of,
+)
 
 
 class Link:
@@ -103,7 +109,7 @@ class ModuleWrapper(OwnAttributes, nn.Module):
         """Run the layer, compressed."""
         return self.module(*args, **kwargs)
 
-    def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
+    def transform(self, role: str, value: Tensor, masks: Masks) -> Tensor:
         """Return the value that the layer uses instead of a raw weight or bias."""
         raise NotImplementedError
 
@@ -235,12 +241,12 @@ class PrunerModuleWrapper(ModuleWrapper):
             with torch.no_grad():
                 getattr(self, name).copy_(mask)
 
-    def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
+    def transform(self, role: str, value: Tensor, masks: Masks) -> Tensor:
         """Multiply a raw weight or bias by its mask, or let the pruner compute the weight."""
         mask = self.mask_for(role, value)
         if mask is None:
             return value
-        masks.append(mask)
+        masks.append((mask, self.keeps_raw(role) or self._shows_gradient))
         if self.keeps_raw(role):
             computed: Tensor = self._pruner().compute_weight(self, value, mask)
             return with_dense_gradient(computed, self.module)
@@ -284,14 +290,16 @@ def with_dense_gradient(weight: Tensor, module: Any) -> Tensor:
 class QuantizerModuleWrapper(Quantizing, ModuleWrapper):
     """A layer under a quantizer."""
 
-    def transform(self, role: str, value: Tensor, masks: list[Tensor]) -> Tensor:
+    def transform(self, role: str, value: Tensor, masks: Masks) -> Tensor:
         """Quantize a raw weight."""
         (result,) = self._run(QuantType.WEIGHT, (value,))
         if self._quantizer()._needs_dense_gradient:
             result = with_dense_gradient(result, self.module)
         if not self._quantizer().keeps_zero:
-            for mask in masks:
+            for mask, is_dense in masks:
                 result = result * mask
+                if is_dense:  # adds zero, with the gradient of the pruned entries
+                    result = result + (value - value.detach()) * (1 - mask)
         return result
 
     def unquantized(self, value: Tensor) -> Tensor:

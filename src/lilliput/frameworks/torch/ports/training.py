@@ -14,7 +14,7 @@ from lilliput.frameworks.ports.training import Penalty, Training
 from lilliput.frameworks.torch import statistics, stepping
 from lilliput.frameworks.torch.discover import unwrapped
 from lilliput.frameworks.torch.first_state import check_first_values
-from lilliput.frameworks.torch.learning import Learned
+from lilliput.frameworks.torch.learning import Learned, check_fit
 from lilliput.frameworks.torch.masks import masked_parameters, owners_of
 from lilliput.frameworks.torch.noise import Noise
 from lilliput.frameworks.torch.weights import is_parametrized, raw
@@ -76,6 +76,14 @@ class TorchTraining(Training):
         """Whether the model, inside its wrappers, is in training mode."""
         return unwrapped(model).training
 
+    def missing_from(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> list[str]:
+        """Return the layers whose weight is to be trained, but not by this optimizer."""
+        held = _held_by(optimizer)
+        weights = [
+            (w.name, raw(w.module, name)) for w in wrappers if (name := w.layer_info.weight_name)
+        ]
+        return [name for name, p in weights if p.requires_grad and id(p) not in held]
+
     def check_regrowth(self, optimizer: Any, wrappers: Sequence[ModuleWrapper]) -> None:
         """Raise if the optimizer's initial state for a new weight is unknown."""
         held = _held_by(optimizer)
@@ -119,6 +127,7 @@ class TorchTraining(Training):
             if (name := w.layer_info.weight_name) and not is_parametrized(w.module, name)
         ]
         own = [p for wrapper in wrappers for p in wrapper.parameters()]
+        check_fit(optimizer, [p for p in own if id(p) not in held])
         if weights and not any(id(p) in held for p in [*weights, *own]):
             raise ConfigError(
                 "optimizer: it contains none of the weights to compress; was it created for another model, "
