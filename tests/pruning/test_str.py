@@ -182,3 +182,16 @@ def test_a_refused_compress_leaves_no_hooks():
             pruner.compress()
     assert not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
     assert type(model) is torch.nn.Linear
+
+
+def test_a_checkpoint_after_a_failed_step_has_the_groups_of_any_other():
+    model = torch.nn.Linear(6, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, weight_decay=0.1)
+    STRPruner(model, [{"op_types": ["Linear"]}], optimizer).compress()
+
+    def fail():
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        optimizer.step(fail)
+    assert [len(group["params"]) for group in optimizer.state_dict()["param_groups"]] == [3]

@@ -52,6 +52,7 @@ class Learned:
             *([GradientMean(shared)] if shared else []),
             optimizer.register_step_pre_hook(self._part),
             optimizer.register_step_post_hook(lambda *_: self._unite()),
+            optimizer.register_state_dict_pre_hook(lambda *_: self._unite()),  # after a failed step
         ]
 
     def remove(self) -> None:
