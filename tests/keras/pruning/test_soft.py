@@ -6,7 +6,7 @@ import pytest
 from keras.ops import convert_to_numpy
 
 from lilliput.errors import StageError
-from lilliput.keras import AGPPruner, speedup
+from lilliput.keras import AGPPruner, BNNQuantizer, DoReFaQuantizer, speedup
 from lilliput.ops.schedule import cubic_sparsity
 from lilliput.testing.keras import Subject, pruner_checks
 
@@ -83,3 +83,21 @@ def test_a_model_whose_weights_are_computed_is_not_cut():
 )
 def test_the_soft_phase_conforms(check):
     check(Subject(SoftPhase))
+
+
+@pytest.mark.parametrize("make", [None, DoReFaQuantizer, BNNQuantizer])
+def test_pruned_weights_are_trained_under_any_quantizer(make):
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4, use_bias=False)])
+    before = convert_to_numpy(model.layers[0].kernel)
+    rule = {"initial_sparsity": 0.5, "final_sparsity": 0.5, "end_epoch": 2}
+    pruner = AGPPruner(model, [rule], soft=True, hard_epoch=9)
+    pruner.compress()
+    if make is not None:
+        make(model, [{"op_types": ["Dense"], "quant_types": ["weight"]}]).compress()
+    model.compile(keras.optimizers.SGD(0.01), "mse")
+    x = np.random.default_rng(0).normal(size=(8, 5)).astype("float32")
+    pruned = np.abs(before) <= np.sort(np.abs(before), axis=None)[9]
+    assert (convert_to_numpy(model(x)) != 0).any()
+    model.fit(x, x[:, :4], batch_size=8, verbose=0, callbacks=[pruner.callback()])
+    after = convert_to_numpy(pruner.get_modules_wrapper()[0].weight)
+    assert pruned.sum() == 10 and (after[pruned] != before[pruned]).all()
