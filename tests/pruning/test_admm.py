@@ -235,3 +235,18 @@ def test_layers_of_another_optimizer_are_refused(is_bound_later):
     model[1].weight.requires_grad_(False)
     pruner.bind_optimizer(optimizer)
     pruner.compress()
+
+
+def test_skipped_epochs_are_one_update_of_the_target():
+    duals = []
+    for epochs in ((0, 1), (0, 4)):
+        torch.manual_seed(0)
+        model = nn.Linear(6, 4)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        pruner = ADMMPruner(model, [{"sparsity": 0.5}], optimizer, iterations=10)
+        pruner.compress()
+        for epoch in epochs:
+            pruner.update_epoch(epoch)
+        duals.append(pruner.get_modules_wrapper()[0].dual.clone())
+    assert duals[0].abs().max() > 0
+    assert torch.equal(*duals)

@@ -337,3 +337,13 @@ def test_weights_that_are_not_numbers_are_refused():
     (torch.nan_to_num(model[0].weight) * 2).sum().backward()
     with pytest.raises(AlgorithmError, match="'0' has NaN among its weights"):
         optimizer.step()
+
+
+def test_layers_of_another_optimizer_are_refused():
+    """Their steps would use gradients that are meant to be seen only."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model[0].parameters(), 0.1)
+    pruner = RigLPruner(model, [{"sparsity": 0.5}], optimizer, training_steps=10)
+    with pytest.raises(ConfigError, match="does not train layer '1'"):
+        pruner.compress()
+    assert not pruner.is_wrapped and type(model[1]) is nn.Linear

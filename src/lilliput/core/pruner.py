@@ -9,7 +9,7 @@ from lilliput.config.spec import PruneRule, Rule
 from lilliput.core.compressor import Compressor
 from lilliput.core.hooks import Call, plan_call
 from lilliput.core.masker import Answers, Targets
-from lilliput.errors import AlgorithmError
+from lilliput.errors import AlgorithmError, ConfigError
 from lilliput.printing import shown
 
 _MASK_KEYS = {"weight_mask": "weight_mask", "bias_mask": "bias_mask"} | {
@@ -198,6 +198,20 @@ class Pruner(Compressor):
 
     def _follow_up(self, has_masks: bool) -> None:
         """Called after :meth:`calc_masks`, with whether it returned any masks."""
+
+    def _check_reach(self) -> None:
+        """Raise if a selected layer is trained by another optimizer, whose steps are not followed."""
+        wrappers = self.get_modules_wrapper()
+        missed = (
+            [] if self.optimizer is None else self._backend.missing_from(self.optimizer, wrappers)
+        )
+        if missed:
+            more = f" and {len(missed) - 1} others" if missed[1:] else ""
+            raise ConfigError(
+                f"{type(self).__name__} works through the optimizer, which does not train layer "
+                f"{missed[0]!r}{more}; pass the optimizer of all selected layers (one per pruner), or "
+                "exclude the layer."
+            )
 
     def _after_step(self) -> None:
         """Reset pruned weights to zero, even if the optimizer has moved them."""

@@ -131,9 +131,10 @@ class ADMMPruner(NamedCriterionPruner, OneShotPruner):
         self.now_epoch = checked_epoch(epoch)
         self._check_optimizer()
         if self.is_wrapped and not self.is_over and self._penalized():
-            while self.moves < self.now_epoch // self.epochs_per_iteration:
+            due = self.now_epoch // self.epochs_per_iteration
+            if self.moves < due:  # once, even if epochs are skipped: weights have moved once
                 self._move_targets()
-                self.moves += 1
+                self.moves = due
 
     def _prepare(self) -> None:
         super()._prepare()

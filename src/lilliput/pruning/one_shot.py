@@ -23,7 +23,7 @@ from pydantic import model_validator
 from lilliput.config.select import Selection
 from lilliput.config.spec import PatternRule, Rule, TotalKeys
 from lilliput.core.masker import Targets, WeightMasker
-from lilliput.errors import AlgorithmError, ConfigError, Problem, StageError
+from lilliput.errors import AlgorithmError, Problem, StageError
 from lilliput.ops.masks import prune_count, prune_smallest, share_count
 from lilliput.ops.namespace import Tensor, namespace
 from lilliput.pruning.criterion import CriterionPruner, check_scores
@@ -213,16 +213,8 @@ class OneShotPruner(CriterionPruner):
             )
 
     def _follow_optimizer(self) -> None:
-        """As in the base class; raise if the algorithm's gradients would not reach a layer in time."""
-        is_at_work = self.needs_optimizer and self._needs_criterion() and self._missing()
-        if is_at_work and self.optimizer is not None:
-            missed = self._backend.missing_from(self.optimizer, self.get_modules_wrapper())
-            if missed:
-                raise ConfigError(
-                    f"{type(self).__name__} works through the optimizer, which does not train layer "
-                    f"{missed[0]!r}{f' and {len(missed) - 1} others' if missed[1:] else ''}; pass the "
-                    "optimizer of all selected layers (one per pruner), or exclude the layer."
-                )
+        if self.needs_optimizer and self._needs_criterion() and self._missing():
+            self._check_reach()
         super()._follow_optimizer()
 
     def _needs_criterion(self) -> bool:

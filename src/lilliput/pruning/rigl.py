@@ -351,6 +351,7 @@ class RigLPruner(Pruner):
         self._show_gradients()
 
     def _follow_optimizer(self) -> None:
+        self._check_reach()
         if self.optimizer is not None:
             self._backend.check_regrowth(self.optimizer, self.get_modules_wrapper())
         super()._follow_optimizer()
