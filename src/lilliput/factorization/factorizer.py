@@ -210,10 +210,11 @@ class Factorizer(Compressor):
 
     def _find_problems(self, selection: Selection) -> list[Problem]:
         chosen = [decision for decision in selection.decisions if decision.is_chosen]
+        references = self._tools.references_in(self.bound_model)
         return [
             Problem(f"rule {decision.rule}", f"layer {decision.layer.name!r} {why}.")
             for decision in chosen
-            if (why := self._tools.problem_of(self.bound_model, decision.layer))
+            if (why := self._tools.problem_of(self.bound_model, decision.layer, references))
         ]
 
     def _factorize(self) -> tuple[list[Any], dict[str, Any]]:
