@@ -177,6 +177,49 @@ def test_biases_are_rounded_if_asked_and_only_they(tmp_path):
         lt.save(model, tmp_path / "small.lil", compact=True, bias_bits=1)
 
 
+class Biased(torch.nn.Module):
+    """Has biases of recurrent layers and attention, and tensors that are only called biases."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = torch.nn.LSTM(8, 64, bidirectional=True)
+        self.attention = torch.nn.MultiheadAttention(64, 4)
+        self.conv = torch.nn.Conv1d(64, 64, 3)
+        self.table = torch.nn.Embedding(50, 64)
+        self.rel_bias = torch.nn.Parameter(torch.randn(50, 50))
+        self.rel_bias_table = torch.nn.Parameter(torch.randn(64))
+        self.unbiased = torch.nn.Parameter(torch.randn(64))
+        self.logit_bias = torch.nn.Parameter(torch.randn(64))
+        self.register_buffer("running_bias", torch.randn(64))
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_bias_bits_round_the_biases_of_all_layers_and_no_matrices(tmp_path, compact):
+    torch.manual_seed(0)
+    model, again = Biased(), Biased()
+    with torch.no_grad():  # torch creates these as zeros
+        for name in ("in_proj_bias", "out_proj.bias"):
+            model.attention.get_parameter(name).normal_()
+    lt.save(model, tmp_path / "m", compact=compact, bias_bits=2)
+    lt.load(again, tmp_path / "m")
+    state = again.state_dict()
+    changed = {name for name, t in model.state_dict().items() if not torch.equal(t, state[name])}
+    sides = [f"{side}_l0{end}" for side in ("ih", "hh") for end in ("", "_reverse")]
+    expected = {f"lstm.bias_{side}" for side in sides} | {"conv.bias", "logit_bias"}
+    expected |= {"attention.in_proj_bias", "attention.out_proj.bias"}
+    assert changed == expected
+    assert all(len(state[name].unique()) <= 3 for name in expected)
+
+
+def test_bias_bits_of_a_pruned_model_round_the_same_biases(tmp_path):
+    model, again = net(), net()
+    lt.LevelPruner(model, [{"op_types": ["Linear"], "sparsity": 0.5}]).compress()
+    lt.save(torch.compile(model), tmp_path / "m", compact=True, bias_bits=2)
+    lt.load(again, tmp_path / "m")
+    assert len(again[0].bias.unique()) == len(again[3].bias.unique()) == 3
+    assert torch.equal(again[0].weight, model[0].weight)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("largest", [6e-8, 1e-6, 3e-5, 1.0, 65504.0])
 @pytest.mark.parametrize("bits", [2, 6, 16])
