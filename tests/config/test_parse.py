@@ -14,8 +14,8 @@ import lilliput
 from lilliput.config.parse import parse_rules
 from lilliput.config.spec import PruneRule, QuantRule, ScheduledPruneRule
 from lilliput.errors import ConfigError
-from lilliput.registry import REGISTRIES
 from lilliput.pruning.channel_rule import ChannelRule
+from lilliput.registry import REGISTRIES
 from lilliput.torch import AGPPruner, DoReFaQuantizer, LevelPruner, NaiveQuantizer
 
 ALGORITHMS = [LevelPruner, AGPPruner, NaiveQuantizer, DoReFaQuantizer]
