@@ -2,8 +2,8 @@
 
 A criterion that is not better than these has learned nothing about the network. The numbers depend only on
 the seed, the name of the layer and its shape, so that masks are the same on every machine, and a layer's mask
-does not depend on which others are pruned. Keras stores the axes of a weight in another order than torch; layers
-with the same name and sizes lose the same weights on both.
+does not depend on which others are pruned. Keras stores the axes of a weight in another order than torch;
+layers with the same name and sizes lose the same weights on both.
 
 >>> import torch
 >>> model = RandomPruner(torch.nn.Linear(10, 10), [{"sparsity": 0.3}], seed=7).compress()
