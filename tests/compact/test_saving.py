@@ -6,9 +6,11 @@ import lzma
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import lilliput.torch as lt
-from lilliput.compact.saving import _upper_half
+from lilliput.compact.saving import _upper_half, convert
 from lilliput.errors import ConfigError, LilliputError, StateError, WriteError
 
 
@@ -175,6 +177,49 @@ def test_biases_are_rounded_if_asked_and_only_they(tmp_path):
     assert exact - size > 310 * (3.2 - 6.5 / 8)  # bytes of a float, less what its exponent tells
     with pytest.raises(ConfigError, match="bias_bits: received 1, expected 2 to 16"):
         lt.save(model, tmp_path / "small.lil", compact=True, bias_bits=1)
+
+
+class Biased(torch.nn.Module):
+    """Has biases of recurrent layers and attention, and tensors that are only called biases."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = torch.nn.LSTM(8, 64, bidirectional=True)
+        self.attention = torch.nn.MultiheadAttention(64, 4)
+        self.conv = torch.nn.Conv1d(64, 64, 3)
+        self.table = torch.nn.Embedding(50, 64)
+        self.rel_bias = torch.nn.Parameter(torch.randn(50, 50))
+        self.rel_bias_table = torch.nn.Parameter(torch.randn(64))
+        self.unbiased = torch.nn.Parameter(torch.randn(64))
+        self.logit_bias = torch.nn.Parameter(torch.randn(64))
+        self.register_buffer("running_bias", torch.randn(64))
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_bias_bits_round_the_biases_of_all_layers_and_no_matrices(tmp_path, compact):
+    torch.manual_seed(0)
+    model, again = Biased(), Biased()
+    with torch.no_grad():  # torch creates these as zeros
+        for name in ("in_proj_bias", "out_proj.bias"):
+            model.attention.get_parameter(name).normal_()
+    lt.save(model, tmp_path / "m", compact=compact, bias_bits=2)
+    lt.load(again, tmp_path / "m")
+    state = again.state_dict()
+    changed = {name for name, t in model.state_dict().items() if not torch.equal(t, state[name])}
+    sides = [f"{side}_l0{end}" for side in ("ih", "hh") for end in ("", "_reverse")]
+    expected = {f"lstm.bias_{side}" for side in sides} | {"conv.bias", "logit_bias"}
+    expected |= {"attention.in_proj_bias", "attention.out_proj.bias"}
+    assert changed == expected
+    assert all(len(state[name].unique()) <= 3 for name in expected)
+
+
+def test_bias_bits_of_a_pruned_model_round_the_same_biases(tmp_path):
+    model, again = net(), net()
+    lt.LevelPruner(model, [{"op_types": ["Linear"], "sparsity": 0.5}]).compress()
+    lt.save(torch.compile(model), tmp_path / "m", compact=True, bias_bits=2)
+    lt.load(again, tmp_path / "m")
+    assert len(again[0].bias.unique()) == len(again[3].bias.unique()) == 3
+    assert torch.equal(again[0].weight, model[0].weight)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
@@ -350,6 +395,70 @@ def test_bias_bits_of_eight_bit_floats_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="bias_bits: 'bias' is float8_e4m3fn, expected float16"):
         lt.save(model, tmp_path / "m.lil", compact=True, bias_bits=3)
     assert not (tmp_path / "m.lil").exists()
+
+
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def held_bits(bits, dtype):
+    return Holder(torch.from_numpy(bits).view(dtype))
+
+
+def check_eight_bit_floats(folder, bits, dtype):
+    """Save bits in both kinds of file, convert each to the other, and load all four."""
+    paths = {name: folder / name for name in ("compact", "plain", "converted", "packed")}
+    lt.save(held_bits(bits, dtype), paths["compact"], compact=True)
+    lt.save(held_bits(bits, dtype), paths["plain"])
+    convert(paths["compact"], paths["converted"])
+    convert(paths["plain"], paths["packed"])
+    positive = np.where(bits == 0x80, np.uint8(0), bits)  # 0x80 is minus zero
+    for name, path in paths.items():
+        again = lt.load(held_bits(np.zeros_like(bits), dtype), path)
+        found = again.held.view(torch.uint8).numpy()
+        np.testing.assert_array_equal(found, bits if name == "plain" else positive, name)
+
+
+@pytest.mark.parametrize("dtype", FLOAT8)
+@pytest.mark.parametrize("zeros", [0, 20, 5000])  # as they are, with holes, and sparse
+def test_all_eight_bit_floats_come_back_bit_for_bit(tmp_path, dtype, zeros):
+    bits = np.arange(256, dtype=np.uint8)  # NaN, infinity and subnormal numbers among them
+    bits = np.concatenate([bits, bits[::-1], np.zeros(zeros, np.uint8)])
+    check_eight_bit_floats(tmp_path, bits.reshape(4, -1), dtype)
+
+
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    dtype=st.sampled_from(FLOAT8),
+    shape=st.lists(st.integers(0, 9), max_size=4),
+    values=st.integers(1, 256),
+    kept=st.floats(0, 1),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_any_eight_bit_floats_come_back_bit_for_bit(tmp_path, dtype, shape, values, kept, seed):
+    rng = np.random.default_rng(seed)
+    table = rng.permutation(256)[:values].astype(np.uint8)
+    bits = np.where(rng.random(shape) < kept, table[rng.integers(0, values, shape)], np.uint8(0))
+    check_eight_bit_floats(tmp_path, np.asarray(bits, np.uint8), dtype)
+
+
+@pytest.mark.parametrize("compact", [False, True])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"])
+def test_other_eight_bit_floats_are_refused_by_name(tmp_path, dtype, compact):
+    model = held_bits(np.arange(8, dtype=np.uint8), getattr(torch, dtype))
+    with pytest.raises(StateError, match=f"'held' has the type {dtype}.*expected one of bool"):
+        lt.save(model, tmp_path / "m", compact=compact)
+    assert not (tmp_path / "m").exists()
+
+
+@pytest.mark.parametrize("compact", [False, True])
+def test_an_empty_tensor_whose_strides_are_zero_is_loaded(tmp_path, compact):
+    def make():
+        return Holder(torch.empty_strided((0, 2), (0, 0)))
+
+    lt.save(make(), tmp_path / "m", compact=compact)
+    assert lt.load(make(), tmp_path / "m").held.shape == (0, 2)
 
 
 def test_rounded_bfloat16_biases_are_the_nearest_ones():

@@ -1,6 +1,8 @@
+import ast
 import copy
 import json
 import logging
+import re
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from lilliput.config.parse import parse_rules
 from lilliput.config.spec import PruneRule, QuantRule, ScheduledPruneRule
 from lilliput.errors import ConfigError
 from lilliput.pruning.channel_rule import ChannelRule
+from lilliput.registry import REGISTRIES
 from lilliput.torch import AGPPruner, DoReFaQuantizer, LevelPruner, NaiveQuantizer
 
 ALGORITHMS = [LevelPruner, AGPPruner, NaiveQuantizer, DoReFaQuantizer]
@@ -26,6 +29,16 @@ def problems_of(config_list, algorithm=LevelPruner):
     with pytest.raises(ConfigError) as caught:
         algorithm(make_model(), config_list)
     return [str(problem) for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize(
+    "cls", [cls for registry in REGISTRIES for cls in registry], ids=lambda cls: cls.__name__
+)
+def test_the_rule_that_a_message_suggests_is_one_of_the_algorithm(cls):
+    for config_list in ([], 5):
+        (problem,) = parse_rules(config_list, cls.rule, cls.__name__).problems
+        suggested = ast.literal_eval(re.search(r"such as (\[.*\])\.$", str(problem))[1])
+        assert parse_rules(suggested, cls.rule, cls.__name__).problems == []
 
 
 def test_all_faults_of_a_list_are_reported_together_in_the_order_of_the_rules():

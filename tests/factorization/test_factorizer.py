@@ -58,6 +58,31 @@ def test_laying_out_makes_the_same_layers_and_asks_for_no_factors():
     assert torch.equal(other(x), model(x))
 
 
+def test_a_model_in_which_nothing_was_replaced_is_laid_out_too(caplog):
+    model = make_model()
+    factorizer = SVDFactorizer(model, [{"rank": 10, "op_names": ["2"]}])
+    factorizer.compress()
+    assert factorizer.result.config_list() == [] and "no layer was replaced" in caplog.text
+    caplog.clear()
+    for other in (make_model(), None):
+        again = SVDFactorizer(other, factorizer.result.config_list())
+        laid_out = again.lay_out(make_model() if other is None else None)
+        laid_out.load_state_dict(model.state_dict())
+        assert type(laid_out[2]) is nn.Linear and again.result.ranks == {} == again.result.left
+    assert not caplog.records
+    assert again.lay_out() is laid_out
+
+
+def test_an_empty_config_list_is_a_layout_and_nothing_to_compress():
+    words = r"config list is empty.* such as \[\{'op_types': \['default'\], 'rank': 8\}\]"
+    with pytest.raises(ConfigError, match=words):
+        SVDFactorizer(make_model(), []).compress()
+    with pytest.raises(ConfigError, match=words):
+        SVDFactorizer(None, ()).compress(make_model())
+    with pytest.raises(ConfigError, match="expected a list of rules such as .*'rank': 8"):
+        SVDFactorizer(make_model(), 5)
+
+
 def test_rules_of_an_author_choose_the_rank():
     class ShareRule(RankRule):
         share: float | None = Field(None, gt=0, le=1)

@@ -1,6 +1,7 @@
 """SVDFactorizer: against NumPy's decomposition, executed, trained and exported."""
 
 import copy
+import functools
 
 import numpy as np
 import pytest
@@ -234,3 +235,66 @@ def test_what_only_initialization_reads_does_not_count():
     factorizer = SVDFactorizer(Plain(), [{"rank": 2}])
     factorizer.compress()
     assert sorted(factorizer.result.ranks) == ["fc", "layers.0"]
+
+
+class Holder(nn.Module):
+    """Keeps a layer in a plain attribute too, and calls it from there."""
+
+    def __init__(self, keep, call):
+        super().__init__()
+        self.fc, self.other = nn.Linear(40, 40), nn.Linear(40, 40)
+        self.kept, self.call = keep(self), call
+
+    def forward(self, x):
+        return self.other(self.call(self.kept, x))
+
+    def call_fc(self, x):
+        return self.fc(x)
+
+
+def block_of(layer):
+    """Return a module that is not a child of the model, with a layer that is."""
+    return nn.Sequential(nn.ReLU(), layer)
+
+
+HOLDERS = {
+    "list": (lambda m: [m.fc], lambda kept, x: kept[0](x)),
+    "pairs": (lambda m: ((0, m.fc),), lambda kept, x: kept[0][1](x)),
+    "dict": (lambda m: {"a": [m.fc]}, lambda kept, x: kept["a"][0](x)),
+    "method": (lambda m: m.fc.forward, lambda kept, x: kept(x)),
+    "partial": (lambda m: functools.partial(m.fc), lambda kept, x: kept(x)),
+    "block": (lambda m: [block_of(m.fc)], lambda kept, x: kept[0](x)),
+    "weight": (lambda m: [m.fc.weight], lambda kept, x: F.linear(x, kept[0])),
+}
+
+
+@pytest.mark.parametrize("how", HOLDERS)
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_a_layer_that_a_plain_attribute_holds_is_refused_by_name(how, is_nested):
+    holder = Holder(*HOLDERS[how])
+    model, prefix = (nn.Sequential(holder), "0.") if is_nested else (holder, "")
+    part = "'s weight" if how == "weight" else ""
+    words = f"layer '{prefix}fc' would still be used .*Holder holds the layer{part} in its .*'kept'"
+    for make in (SVDFactorizer.compress, SVDFactorizer.lay_out):
+        with pytest.raises(ConfigError, match=words):
+            make(SVDFactorizer(model, [{"rank": 2}]))
+    assert type(holder.fc) is nn.Linear and type(holder.other) is nn.Linear
+    factorizer = SVDFactorizer(model, [{"op_names": [f"{prefix}other"], "rank": 2}])
+    factorizer.compress()
+    assert list(factorizer.result.ranks) == [f"{prefix}other"]
+
+
+def test_a_compiled_layer_inside_a_model_is_refused_by_name():
+    model = nn.Sequential(torch.compile(nn.Linear(8, 8)))
+    with pytest.raises(ConfigError, match="'0._orig_mod' would still be used"):
+        SVDFactorizer(model, [{"rank": 2}])
+
+
+def test_attributes_that_would_use_the_new_layers_do_not_count():
+    model = Holder(lambda m: [m.call_fc, "fc", {"size": (40, 40)}], lambda kept, x: kept[0](x))
+    model.itself = [model, model.children]
+    factorizer = SVDFactorizer(model, [{"rank": 2}])
+    factorizer.compress()
+    assert list(factorizer.result.ranks) == ["fc", "other"]
+    x = torch.randn(2, 40)
+    assert torch.equal(model(x), model.other(model.fc(x)))

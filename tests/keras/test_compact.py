@@ -71,3 +71,37 @@ def test_another_model_and_quantized_activations_are_refused(tmp_path):
         lk.save(model, tmp_path / "n.lil", compact=True)
     with pytest.raises(StateError, match="strip"):
         lk.load(model, tmp_path / "m.lil")
+
+
+class Relative(keras.layers.Layer):
+    """Has a matrix that is called bias, and a bias."""
+
+    def build(self, shape):
+        self.bias = self.add_weight((50, 50), "random_normal", name="bias")
+        self.out_bias = self.add_weight((shape[-1],), "random_normal", name="out_bias")
+
+    def call(self, inputs):
+        return inputs + self.out_bias + self.bias[0, 0]
+
+
+def test_bias_bits_round_the_biases_of_all_layers_and_no_matrices(tmp_path):
+    def make():
+        gru = keras.layers.GRU(
+            16, return_sequences=True, bias_initializer="random_normal", name="gru"
+        )
+        dense = keras.layers.Dense(16, bias_initializer="random_normal", name="dense")
+        return keras.Sequential([keras.Input((5, 8)), gru, dense, Relative(name="relative")])
+
+    keras.utils.set_random_seed(0)
+    model, again = make(), make()
+    lk.save(model, tmp_path / "m", compact=True, bias_bits=2)
+    lk.load(again, tmp_path / "m")
+    pairs = zip(model.weights, again.weights, strict=True)
+    arrays = {
+        one.path: [np.array(keras.ops.convert_to_numpy(v)) for v in (one, two)]
+        for one, two in pairs
+    }
+    changed = {path for path, (one, two) in arrays.items() if not np.array_equal(one, two)}
+    assert len(changed) == 3 and all(len(np.unique(arrays[path][1])) <= 3 for path in changed)
+    assert {path.rpartition("/")[2] for path in changed} == {"bias", "out_bias"}
+    assert sorted(arrays[path][0].shape for path in changed) == [(2, 48), (16,), (16,)]

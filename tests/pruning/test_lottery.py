@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from lilliput.errors import ConfigError, StageError
 from lilliput.pruning.lottery import rounds
-from lilliput.torch import LotteryTicketPruner
+from lilliput.torch import LotteryTicketPruner, LSQQuantizer
 
 RULE = {"op_types": ["Linear"], "sparsity": 0.6, "prune_iterations": 3}
 
@@ -184,3 +184,78 @@ def test_what_makes_no_sense_is_refused():
     with pytest.raises(StageError, match=r"update_epoch\(2\) was never called"):
         pruner.update_epoch(3)
     assert torch.equal(model.weight, before)
+
+
+def train_and_check(model, first, pruner, optimizer, epochs):
+    """Move every weight in each epoch; return the epochs that start rewound, with a new optimizer."""
+    rewound = []
+    for epoch in epochs:
+        pruner.update_epoch(epoch)
+        (weight,) = (p.detach() for p in model.parameters())  # reading model.weight would mask it
+        kept = weight != 0
+        assert torch.equal(kept, pruner.get_modules_wrapper()[0].weight_mask != 0)
+        is_first = torch.equal(weight[kept], first[kept])
+        assert is_first == (not optimizer.state)
+        rewound += [epoch] if is_first else []
+        model.weight.sum().backward()
+        optimizer.step()
+    return rewound
+
+
+@pytest.mark.parametrize("per_round", [1, 2])
+def test_a_round_that_rounds_to_no_new_zeros_goes_back_too(per_round):
+    model = nn.Linear(4, 1, bias=False)  # 0, 1, 1, 2 and 2 zeros
+    first = model.weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    pruner = LotteryTicketPruner(model, [{"sparsity": 0.5}], optimizer, epochs_per_round=per_round)
+    pruner.compress()
+    epochs = range(pruner.epochs)
+    rewound = train_and_check(model, first, pruner, optimizer, epochs)
+    assert rewound == [epoch for epoch in epochs if epoch % per_round == 0]
+    assert int((model.weight == 0).sum()) == 2
+
+
+def test_an_epoch_that_is_announced_twice_or_after_the_last_round_does_not_go_back(tmp_path):
+    def make():
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        pruner = LotteryTicketPruner(model, [{"sparsity": 0.5}], optimizer)
+        pruner.compress()
+        return model, pruner, optimizer
+
+    model, pruner, optimizer = make()
+    first = model.weight.detach().clone()
+    again = [0, 1, 2, 2, 2, 3, 4, 5, 6]
+    expected = [0, 1, 2, 3, 4]
+    assert train_and_check(model, first, pruner, optimizer, again) == expected
+
+    model, pruner, optimizer = make()
+    train_and_check(model, first, pruner, optimizer, [0, 1, 2])
+    pruner.state().save(tmp_path)
+    other, second, its_optimizer = make()
+    second.load_state(tmp_path)
+    other.load_state_dict(model.state_dict())
+    its_optimizer.load_state_dict(optimizer.state_dict())
+    assert train_and_check(other, first, second, its_optimizer, [2, 3, 4]) == [3, 4]
+
+
+def test_what_another_compressor_learns_is_not_rewound():
+    model = net()
+    optimizer = sgd(model)
+    LSQQuantizer(model, [{"op_types": ["Linear"], "quant_bits": 4}], optimizer).compress()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    pruner = LotteryTicketPruner(model, [RULE], optimizer)
+    pruner.compress()
+    run(model, pruner, optimizer, [0])
+    trained = {name: p.detach().clone() for name, p in model.named_parameters()}
+    pruner.update_epoch(1)
+    scales = {name for name in before if name.endswith("scale")}
+    assert any("input" in name for name in scales) and any("weight" in name for name in scales)
+    for name, p in model.named_parameters():
+        now = p.detach()
+        if name in scales:
+            assert torch.equal(now, trained[name]) and not torch.equal(now, before[name])
+        else:
+            kept = now != 0
+            assert torch.equal(now[kept], before[name][kept])

@@ -67,8 +67,10 @@ def save(
         safetensors file.
     bias_bits : int, optional
         Round the biases in the file to this number of bits, from 2 to 16, with one scale for each: next
-        to sparse weights of 4 bits, float biases would be a quarter of the file. The loaded model then
-        uses these biases, so evaluate that one. None, the default, keeps them exactly.
+        to sparse weights of 4 bits, float biases would be a quarter of the file. Biases of recurrent layers
+        and attention are included; of your own modules, parameters of one dimension named ``bias``,
+        ``bias_…`` or ``…_bias``. The loaded model then uses these biases, so evaluate that one. None, the
+        default, keeps them exactly.
 
     Returns
     -------
@@ -84,9 +86,11 @@ def to_bytes(model: Any, compact: bool, bias_bits: int | None = None) -> bytes:
     """Return the bytes that :func:`save` writes."""
     if bias_bits is not None and not (isinstance(bias_bits, int) and 2 <= bias_bits <= 16):
         raise ConfigError(f"bias_bits: received {bias_bits!r}, expected 2 to 16, or None.")
-    stored = {name: Stored(*tensor) for name, tensor in backend_of(model).stored(model).items()}
+    backend = backend_of(model)
+    stored = {name: Stored(*tensor) for name, tensor in backend.stored(model).items()}
     if bias_bits is not None:
-        stored = {name: _rounded(name, tensor, bias_bits) for name, tensor in stored.items()}
+        biases = backend.stored_biases(model)
+        stored |= {k: _rounded(k, x, bias_bits) for k, x in stored.items() if k in biases}
     return encode(without_negative_zeros(stored)) if compact else to_safetensors(stored)
 
 
@@ -232,8 +236,8 @@ def parse_safetensors(data: bytes) -> dict[str, Stored]:
 
 
 def _rounded(name: str, stored: Stored, bits: int) -> Stored:
-    """Return a bias as multiples of a scale; other tensors unchanged."""
-    if not name.endswith("bias") or "float" not in stored.dtype or not stored.bits.size:
+    """Return a bias as multiples of a scale; unchanged if it has no such numbers."""
+    if "float" not in stored.dtype or not stored.bits.size:
         return stored
     if stored.dtype.startswith("float8"):
         raise ConfigError(

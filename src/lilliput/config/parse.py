@@ -65,7 +65,7 @@ def parse_rules(
     >>> print(parse_rules([{"op_type": ["Linear"]}]).problems[0])
     rule 0 → op_type: unknown key. Did you mean 'op_types'?
     """
-    raw = _as_rule_list(config_list, sections, framework)
+    raw = _as_rule_list(config_list, rule, sections, framework)
     if isinstance(raw, Problem):
         return ParsedRules([], [], [raw])
     rules: list[Rule] = []
@@ -141,19 +141,18 @@ def _selection_only(entry: Mapping[str, Any]) -> list[Rule]:
 
 
 def _as_rule_list(
-    config_list: Any, sections: Sequence[str], framework: str
+    config_list: Any, rule: type[Rule], sections: Sequence[str], framework: str
 ) -> list[Mapping[str, Any]] | Problem:
     if isinstance(config_list, (str, Path, os.PathLike)):
         config_list = read_rules(config_list, sections, framework)
     if isinstance(config_list, (Mapping, Rule)):
         config_list = [config_list]
     if not isinstance(config_list, Sequence) or isinstance(config_list, (bytes, bytearray)):
-        received = shown(config_list)
-        return Problem("", f"received {received}, expected a list of rules such as {_EXAMPLE}.")
+        received, example = shown(config_list), _example(rule)
+        return Problem("", f"received {received}, expected a list of rules such as {example}.")
     if not config_list:
-        return Problem(
-            "", f"the config list is empty; write at least one rule, such as {_EXAMPLE}."
-        )
+        example = _example(rule)
+        return Problem("", f"the config list is empty; write at least one rule, such as {example}.")
     if len(config_list) > MAX_RULES:
         return Problem(
             "",
@@ -166,7 +165,14 @@ def _as_rule_list(
     ]
 
 
-_EXAMPLE = "[{'op_types': ['default'], 'sparsity': 0.8}]"
+# In the examples of messages: the first key that an algorithm has.
+_EXAMPLES = {"sparsity": 0.8, "rank": 8, "quant_bits": 8}
+
+
+def _example(rule: type[Rule]) -> list[dict[str, Any]]:
+    """Return a config list that an algorithm accepts."""
+    key = next((key for key in _EXAMPLES if key in rule.model_fields), None)
+    return [{"op_types": ["default"]} | ({} if key is None else {key: _EXAMPLES[key]})]
 
 
 def _explain(

@@ -79,6 +79,7 @@ class Factorization:
         """Return rules that give a new model of the original class the same layers.
 
         Pass them to ``lay_out()`` with a new model, and load the state dict of the factorized one into it.
+        The list is empty if no layer was replaced, and ``lay_out()`` then changes nothing.
         """
         return [{"op_names": [name], "rank": rank} for name, rank in self.ranks.items()]
 
@@ -128,10 +129,14 @@ class Factorizer(Compressor):
     )
 
     result: Factorization | None = None
+    _has_no_rules: bool = False
     is_laying_out: bool = False  # whether only ranks are asked for, and no factors
 
     def __init__(self, model: Any = None, config_list: Any = None) -> None:
-        super().__init__(model, config_list)
+        # No rules are those of a model in which nothing was replaced: for lay_out(), and an error otherwise.
+        self._has_no_rules = isinstance(config_list, (list, tuple)) and not config_list
+        super().__init__(None if self._has_no_rules else model, config_list)
+        self.bound_model = model
 
     # -- what authors override -----------------------------------------------------------------------
 
@@ -166,7 +171,7 @@ class Factorizer(Compressor):
         after = self._tools.count_bytes(self.bound_model)
         receipt = Receipt(_figures("original", before), _figures("factorized", after))
         self.result = Factorization(**found, receipt=receipt)
-        if not pairs:
+        if self.result.left and not pairs:
             log.warning("%s: no layer was replaced. %s.", self._title, self.result.why_left())
         self._has_compressed = True
         return self.bound_model
@@ -206,14 +211,16 @@ class Factorizer(Compressor):
     def _bind(self) -> None:
         """Check the config against the model; there are no wrappers to make."""
         self._backend = backend_of(self.bound_model)
-        self._selection = select_layers(self, self._backend)
+        is_nothing = self._has_no_rules and self.is_laying_out
+        self._selection = Selection((), ()) if is_nothing else select_layers(self, self._backend)
 
     def _find_problems(self, selection: Selection) -> list[Problem]:
         chosen = [decision for decision in selection.decisions if decision.is_chosen]
+        references = self._tools.references_in(self.bound_model)
         return [
             Problem(f"rule {decision.rule}", f"layer {decision.layer.name!r} {why}.")
             for decision in chosen
-            if (why := self._tools.problem_of(self.bound_model, decision.layer))
+            if (why := self._tools.problem_of(self.bound_model, decision.layer, references))
         ]
 
     def _factorize(self) -> tuple[list[Any], dict[str, Any]]:

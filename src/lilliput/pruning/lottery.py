@@ -87,10 +87,13 @@ class LotteryTicketPruner(ScheduledPruner):
     """Prune in rounds of training, and rewind the remaining weights to early values after each.
 
     Call ``update_epoch(epoch)`` at the start of each epoch, counting from 0, for :attr:`epochs` epochs.
-    All parameters of the model are rewound, pruned or not, and the optimizer is reset; reset the
-    learning rate as well if you change it (a schedule inside a Keras optimizer restarts by itself).
-    Running statistics of norms are not rewound. The early values are part of ``state()``, so that an
-    interrupted run can be resumed.
+    After each round, even if its share of the weights rounds to none, all parameters of the model are
+    rewound, pruned or not, and the optimizer is reset; reset the learning rate as well if you change it (a
+    schedule inside a Keras optimizer restarts by itself). Running statistics of norms keep their values, and
+    so do parameters that other compressors add, such as the scales of
+    :class:`~lilliput.quantization.lsq.LSQQuantizer`: scales of activations have no early value, because the
+    first batch sets them. The early values are part of ``state()``, so that an interrupted run can be
+    resumed.
 
     Parameters
     ----------
@@ -114,6 +117,7 @@ class LotteryTicketPruner(ScheduledPruner):
 
     rule: ClassVar[type[Rule]] = LotteryRule
     _first_epoch = 0
+    _is_round_over: bool = False  # and the weights are not rewound yet
 
     @passes_on(NamedCriterionArguments, to=ScheduledPruner)
     def __init__(
@@ -150,14 +154,21 @@ class LotteryTicketPruner(ScheduledPruner):
     def target_sparsity(self, wrapper: Any, epoch: int) -> float:
         """Return the sparsity of a layer after the rounds completed before an epoch."""
         number, final = wrapper.config["prune_iterations"], final_sparsity(wrapper.config)
-        over = min(max(epoch - self.rewind_epoch, 0) // self.epochs_per_round, number)
+        over = min(self._rounds_before(epoch), number)
         return float(final if over == number else 1 - (1 - final) ** (over / number))
 
     def update_epoch(self, epoch: int) -> None:
         """Move on to an epoch; at the end of a round, prune and rewind the weights."""
+        before = self._rounds_before(self.now_epoch)
         super().update_epoch(epoch)
+        if min(self._rounds_before(self.now_epoch), self.rounds) > before:
+            self._is_round_over = True
         if self.is_wrapped and self.now_epoch == self.rewind_epoch:
             self._remember()
+
+    def _rounds_before(self, epoch: int) -> int:
+        """Return how many rounds of training end before an epoch, if they went on forever."""
+        return max(epoch - self.rewind_epoch, 0) // self.epochs_per_round
 
     def bind_model(self, model: Any) -> None:
         """As in :class:`CriterionPruner`; record the early values if ``rewind_epoch`` is 0."""
@@ -166,6 +177,10 @@ class LotteryTicketPruner(ScheduledPruner):
         self._others = [self._backend.wrap(self.kind, x, self) for x in layers.values()]
         if self.rewind_epoch == 0:
             self._remember()
+
+    def _take_state(self) -> None:
+        super()._take_state()
+        self._is_round_over = False
 
     def _remember(self) -> None:
         """Record the values of all parameters, once."""
@@ -176,9 +191,13 @@ class LotteryTicketPruner(ScheduledPruner):
 
     def _follow_up(self, has_masks: bool) -> None:
         super()._follow_up(has_masks)
+        # The numbers of zeros before and after a round may round to the same.
+        if not has_masks and (not self._is_round_over or self._unmasked()):
+            return
         # Masks computed by compress() itself are not preceded by a round of training.
-        if has_masks and self.reset_weights and self._has_compressed:
+        if self.reset_weights and self._has_compressed:
             self._go_back()
+        self._is_round_over = False
 
     def _go_back(self) -> None:
         """Set all parameters to their early values, and reset the optimizer."""
@@ -202,3 +221,4 @@ class LotteryTicketPruner(ScheduledPruner):
                     "pass reset_weights=False, or use DistributedDataParallel."
                 )
         self._backend.restart_optimizer(self.bound_model, self.optimizer)
+        self._backend.apply_masks(self._every_wrapper())  # new ones follow only where there are any

@@ -1,8 +1,9 @@
 """RandomPruner and RandomChannelPruner: remove random weights or channels, as a baseline for all others.
 
 A criterion that is not better than these has learned nothing about the network. The numbers depend only on
-the seed and the name of the layer, so that masks are the same on every machine and framework, and a layer's
-mask does not depend on which others are pruned.
+the seed, the name of the layer and its shape, so that masks are the same on every machine, and a layer's mask
+does not depend on which others are pruned. Keras stores the axes of a weight in another order than torch;
+layers with the same name and sizes lose the same weights on both.
 
 >>> import torch
 >>> model = RandomPruner(torch.nn.Linear(10, 10), [{"sparsity": 0.3}], seed=7).compress()
@@ -13,6 +14,7 @@ mask does not depend on which others are pruned.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lilliput.core.arguments import passes_on
@@ -27,13 +29,22 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-def random_scores(name: str, shape: tuple[int, ...], seed: int, like: Tensor) -> Tensor:
-    """Return uniform random numbers that depend only on a name, a shape and a seed."""
+def random_scores(
+    name: str, shape: tuple[int, ...], seed: int, like: Tensor, axes: Sequence[int] = (0, 1)
+) -> Tensor:
+    """Return uniform random numbers that depend only on a name, a shape and a seed.
+
+    They are drawn for the outputs, inputs and other axes, in this order; ``axes`` are the first two of these.
+    """
     import numpy as np  # imported here: importing Lilliput does not need it
 
     xp = namespace(like)
     generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
-    return xp.from_numpy(generator.random(shape), like=xp.widen(xp.detach(like)))
+    first = list(axes)[: len(shape)]
+    others = [i for i in range(len(shape)) if i not in first]
+    drawn = generator.random([shape[i] for i in (*first, *others)])
+    ordered = np.ascontiguousarray(np.moveaxis(drawn, range(len(first)), first))
+    return xp.from_numpy(ordered, like=xp.widen(xp.detach(like)))
 
 
 class SeededMasker(WeightMasker):
@@ -50,8 +61,9 @@ class RandomMasker(SeededMasker, ScoreMasker):
 
     def score(self, wrapper: Any) -> Tensor:
         """Return a random number for each weight."""
-        shape = tuple(wrapper.layer_info.shape)
-        return random_scores(wrapper.name, shape, self.seed, wrapper.weight)
+        layer = wrapper.layer_info
+        axes = (layer.out_axis, layer.in_axis)
+        return random_scores(wrapper.name, tuple(layer.shape), self.seed, wrapper.weight, axes)
 
 
 class RandomChannelMasker(SeededMasker, ChannelMasker):

@@ -70,6 +70,23 @@ def test_the_first_step_of_adam_after_a_round_is_as_long_as_any_first_step():
     np.testing.assert_allclose(moved, 1e-3, rtol=1e-2)  # the learning rate, whatever the gradient
 
 
+def test_a_round_that_rounds_to_no_new_zeros_goes_back_too():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1, use_bias=False)])
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    pruner = LotteryTicketPruner(model, [{"sparsity": 0.5}], model.optimizer)
+    pruner.compress()
+    x, first, zeros = np.ones((8, 4), "float32"), kernel(model), []
+    for epoch in range(pruner.epochs):
+        pruner.update_epoch(epoch)
+        now = np.array(keras.ops.convert_to_numpy(model.trainable_variables[0]))
+        zeros.append(int((now == 0).sum()))
+        np.testing.assert_array_equal(now[now != 0], first[now != 0])
+        assert int(model.optimizer.iterations) == 0
+        model.train_on_batch(x, x[:, :1])
+    assert zeros == [0, 1, 1, 2, 2]
+
+
 def test_averages_of_weights_start_from_what_a_round_goes_back_to():
     model, pruner, x = one_weight(use_ema=True)
     pruner.update_epoch(0)

@@ -12,9 +12,10 @@ from keras import ops
 
 from lilliput.errors import ConfigError, StageError, StateError
 from lilliput.files import write_atomically
-from lilliput.frameworks.keras.variables import OURS, raw, to_array
+from lilliput.frameworks.keras.shadow import unshadowed
+from lilliput.frameworks.keras.variables import OURS, own_variables, raw, to_array
 from lilliput.frameworks.keras.wrapper import PrunerModuleWrapper, QuantizerModuleWrapper
-from lilliput.frameworks.ports.files import PlainFiles
+from lilliput.frameworks.ports.files import PlainFiles, is_bias_name
 
 
 def dump_tensors(tensors: Mapping[str, Any]) -> bytes:
@@ -79,6 +80,21 @@ def plain_weights(model: Any) -> dict[str, Any]:
             "layers unique names."
         )
     return found
+
+
+def find_biases(model: Any) -> set[str]:
+    """Return which of the plain weights are biases; a GRU's has two dimensions, as has a matrix."""
+    biases = {
+        id(variable)
+        for layer in model._flatten_layers()
+        for name, variable in own_variables(layer)
+        if is_bias_name(name) and (len(variable.shape) == 1 or _is_of_keras(layer))
+    }
+    return {name for name, variable in plain_weights(model).items() if id(variable) in biases}
+
+
+def _is_of_keras(layer: Any) -> bool:
+    return unshadowed(type(layer)).__module__.startswith("keras.")
 
 
 def stored_weights(model: Any, wrappers: Sequence[Any]) -> dict[str, tuple[str, Any]]:

@@ -19,6 +19,18 @@ class PlainFiles:
     device: Any = None
 
 
+def is_bias_name(name: str) -> bool:
+    """Whether an attribute has the name of a bias.
+
+    Examples
+    --------
+    >>> [is_bias_name(name) for name in ("bias", "bias_ih_l0", "in_proj_bias", "unbiased")]
+    [True, True, True, False]
+    """
+    words = name.split("_")
+    return "bias" in (words[0], words[-1])
+
+
 class Processes(ABC):
     """Synchronize with other processes that train the same model."""
 
@@ -85,6 +97,10 @@ class Storing(ABC):
     @abstractmethod
     def stored(self, model: Any) -> dict[str, tuple[str, Any]]:
         """Return these tensors, with masks and weight rounding: type, and bits as unsigned integers."""
+
+    @abstractmethod
+    def stored_biases(self, model: Any) -> set[str]:
+        """Return the names of these tensors that are biases of layers; never a user's matrix."""
 
     @abstractmethod
     def load_stored(self, model: Any, tensors: dict[str, tuple[str, Any]]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,8 @@ from lilliput.config.layer import LayerInfo
 from lilliput.frameworks.torch.discover import unwrapped
 from lilliput.frameworks.torch.reads import reads_of
 from lilliput.frameworks.torch.sidecar import SIDECAR
-from lilliput.frameworks.torch.weights import is_parametrized, is_sharded
+from lilliput.frameworks.torch.unregistered import find_unregistered
+from lilliput.frameworks.torch.weights import is_parametrized, is_sharded, plain_type
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # In evaluation it passes the weights of its parts to one fused kernel.
@@ -20,7 +21,15 @@ _READER = nn.TransformerEncoderLayer
 _SEQUENTIAL = nn.Sequential()  # replaces a layer
 
 
-def problem_of(model: nn.Module, layer: LayerInfo) -> str:
+References = Mapping[int, Sequence[tuple[nn.Module, str]]]  # of find_unregistered()
+
+
+def references_in(model: nn.Module) -> References:
+    """Return what modules hold besides their registered children, for :func:`problem_of`."""
+    return find_unregistered(unwrapped(model))
+
+
+def problem_of(model: nn.Module, layer: LayerInfo, references: References) -> str:
     """Return the change that the user has to make before a layer can be replaced, or ''."""
     module = layer.module
     if SIDECAR in module._modules:
@@ -41,6 +50,22 @@ def problem_of(model: nn.Module, layer: LayerInfo) -> str:
                 return (
                     f"is used directly: {read.place} reads its {read.attribute!r}, which two layers "
                     "do not have; exclude it"
+                )
+    return _problem_of_references(layer, references)
+
+
+def _problem_of_references(layer: LayerInfo, references: References) -> str:
+    """Return which module would continue to use a layer after its replacement, or ''."""
+    modules = [owner.module for owner in layer.owners]
+    weights = [module._parameters.get(str(layer.weight_name)) for module in modules]
+    for held in (*modules, *weights):
+        for holder, attribute in references.get(id(held), ()):
+            if not any(holder is module for module in modules):
+                part = "" if isinstance(held, nn.Module) else "'s weight"
+                return (
+                    f"would still be used after its replacement: {plain_type(type(holder)).__name__} "
+                    f"holds the layer{part} in its attribute {attribute!r}; keep layers in an nn.ModuleList "
+                    "or nn.ModuleDict and call them from there, or exclude it"
                 )
     return ""
 

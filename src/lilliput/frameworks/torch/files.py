@@ -64,7 +64,8 @@ def check_writable(state: Mapping[str, Tensor]) -> None:
     """Raise for tensors of a model that cannot be loaded, because several of their entries are one number."""
     for name, tensor in state.items():
         own = local(tensor)
-        if any(step == 0 and size > 1 for step, size in zip(own.stride(), own.shape, strict=True)):
+        steps = zip(own.stride(), own.shape, strict=True)
+        if own.numel() and any(step == 0 and size > 1 for step, size in steps):
             raise StateError(
                 f"tensor {name!r} of this model was made by expand(), so that several of its entries are one "
                 "number in memory; call clone() on it in the model."

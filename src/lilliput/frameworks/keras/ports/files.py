@@ -85,6 +85,10 @@ class KerasStoring(Storing):
         wrappers = [w for c in models.compressors_of(model) for w in c._every_wrapper()]
         return files.stored_weights(model, wrappers)
 
+    def stored_biases(self, model: Any) -> set[str]:
+        """Return the biases of Keras' layers, and variables of one dimension with such a name."""
+        return files.find_biases(model)
+
     def load_stored(self, model: Any, tensors: dict[str, tuple[str, Any]]) -> None:
         """Assign the weights."""
         sync(model)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lilliput.errors import StateError
-from lilliput.frameworks.ports.files import PlainFiles, Processes, Storing
+from lilliput.frameworks.ports.files import PlainFiles, Processes, Storing, is_bias_name
 from lilliput.frameworks.torch import files, process_group
 from lilliput.frameworks.torch.discover import unwrapped
 from lilliput.frameworks.torch.sidecar import Sidecar
@@ -97,6 +97,15 @@ class TorchStoring(Storing):
         check_norms(unwrapped(model))
         state = compressed_state_dict(unwrapped(model))
         return {name: files.to_bits(tensor) for name, tensor in state.items()}
+
+    def stored_biases(self, model: nn.Module) -> set[str]:
+        """Return the parameters of one dimension that have the name of a bias."""
+        return {
+            f"{path}.{name}" if path else name
+            for path, module in unwrapped(model).named_modules(remove_duplicate=False)
+            for name, parameter in module._parameters.items()
+            if parameter is not None and parameter.dim() == 1 and is_bias_name(name)
+        }
 
     def load_stored(self, model: nn.Module, tensors: dict[str, tuple[str, Any]]) -> None:
         """Load them as a state dict."""
