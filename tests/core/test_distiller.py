@@ -128,13 +128,24 @@ def test_a_model_is_not_its_own_teacher():
         Distiller(model, teacher=model)
 
 
-def test_a_teacher_does_not_share_what_is_trained():
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_a_teacher_does_not_share_parameters(is_frozen):
     model = make()
+    model.conv.requires_grad_(not is_frozen)  # a pruner would mask it in the teacher, too
     teacher = nn.Sequential(model.conv, nn.Flatten(), nn.Linear(96, 3))
     with pytest.raises(ConfigError, match="teacher: it shares 'conv.weight' with the model"):
         Distiller(model, teacher=teacher)
-    model.conv.requires_grad_(False)
-    Distiller(model, teacher=teacher)
+    Distiller(model, teacher=copy.deepcopy(teacher))
+
+
+def test_a_teacher_does_not_share_running_statistics_or_layers_without_parameters():
+    model = make()
+    model.norm = nn.BatchNorm2d(6, affine=False)  # nothing to freeze
+    teacher = nn.Sequential(nn.Conv2d(2, 6, 3), model.norm)
+    with pytest.raises(ConfigError, match=r"shares 'norm.running_mean'.*copy.deepcopy\(teacher\)"):
+        Distiller(model, teacher=teacher)
+    with pytest.raises(ConfigError, match="shares 'act' with the model"):
+        Distiller(model, teacher=nn.Sequential(nn.Conv2d(2, 6, 3), model.act))
 
 
 @pytest.mark.parametrize("change", [lambda y: y[:0], lambda y: torch.complex(y, y)])

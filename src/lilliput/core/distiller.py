@@ -277,8 +277,9 @@ class BaseDistiller(Projecting):
         shared = self._backend.shared_with(self.teacher, self.bound_model)
         if shared is not None:
             raise ConfigError(
-                f"teacher: it shares {shared!r} with the model, and would change as the model learns; pass a "
-                "copy, or freeze what they share."
+                f"teacher: it shares {shared!r} with the model, so it would change when that is trained, pruned "
+                "or quantized (also if it is frozen: running statistics and masks change); pass a copy: "
+                "teacher=copy.deepcopy(teacher)."
             )
         self._check_processes()
 

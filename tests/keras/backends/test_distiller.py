@@ -152,6 +152,21 @@ def test_a_model_that_is_compressed_already_is_no_teacher():
         Distiller(model)
 
 
+@pytest.mark.parametrize(("layer", "shared"), [("norm", "gamma"), ("act", "act")])
+def test_a_teacher_does_not_share_layers_even_if_they_are_frozen(layer, shared):
+    model = make()
+    model.get_layer(layer).trainable = False
+    inputs = keras.Input((6, 6, 2))
+    features = model.get_layer(layer)(layers.Conv2D(5, 3)(inputs))
+    with pytest.raises(ConfigError, match=rf"teacher: it shares '[^']*{shared}' with the model"):
+        Distiller(model, teacher=keras.Model(inputs, features))
+
+
+def test_a_teacher_may_have_the_same_symbolic_input():
+    model = make()
+    Distiller(model, teacher=keras.Model(model.input, layers.Dense(3)(model.input)))
+
+
 def test_a_softmax_at_the_end_is_noticed_before_anything_runs():
     inputs = keras.Input((4,))
     model = keras.Model(inputs, layers.Dense(3, activation="softmax")(inputs))

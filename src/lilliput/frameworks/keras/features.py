@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -47,6 +47,17 @@ def frozen_copy(model: Any) -> Any:
         ) from error
     teacher.trainable = False
     return teacher
+
+
+def shared_with(teacher: Any, model: Any) -> str | None:
+    """Return the first variable or layer of a model that its teacher has, too; inputs may be shared."""
+    held = {id(part) for _, part in _named_parts(teacher)}
+    return next((name for name, part in _named_parts(model) if id(part) in held), None)
+
+
+def _named_parts(model: Any) -> Iterator[tuple[str, Any]]:
+    yield from ((str(variable.path), variable) for variable in model.variables)
+    yield from ((layer.name or MODEL, layer.module) for layer in find_layers(model))
 
 
 class Recorder:

@@ -23,7 +23,7 @@ class Teaching(ABC):
 
     @abstractmethod
     def shared_with(self, teacher: Any, model: Any) -> str | None:
-        """Return the name of a parameter in training that a teacher shares with a model, if there is one."""
+        """Return the name of a tensor or layer that a teacher shares with a model, if there is one."""
 
     @abstractmethod
     def move_like(self, teacher: Any, model: Any) -> None:

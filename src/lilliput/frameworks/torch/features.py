@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -56,6 +56,18 @@ def frozen_copy(model: nn.Module) -> nn.Module:
             "distiller."
         ) from error
     return teacher.eval().requires_grad_(False)
+
+
+def shared_with(teacher: nn.Module, model: nn.Module) -> str | None:
+    """Return the first parameter, buffer or module of a model that its teacher has, too."""
+    held = {id(part) for _, part in _named_parts(unwrapped(teacher))}
+    return next((name for name, part in _named_parts(unwrapped(model)) if id(part) in held), None)
+
+
+def _named_parts(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+    yield from ((name or MODEL, module) for name, module in model.named_modules())
 
 
 def move_like(teacher: nn.Module, model: nn.Module) -> None:

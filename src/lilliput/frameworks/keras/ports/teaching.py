@@ -29,10 +29,8 @@ class KerasTeaching(Teaching):
         return features.frozen_copy(model)
 
     def shared_with(self, teacher: Any, model: Any) -> str | None:
-        """Return the first variable in training that is also the teacher's."""
-        held = {id(variable) for variable in teacher.variables}
-        trained = model.trainable_variables
-        return next((str(variable.path) for variable in trained if id(variable) in held), None)
+        """Return the first variable or layer that is also the teacher's."""
+        return features.shared_with(teacher, model)
 
     def move_like(self, teacher: Any, model: Any) -> None:
         """Do nothing: Keras places variables itself."""

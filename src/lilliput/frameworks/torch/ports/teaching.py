@@ -29,10 +29,8 @@ class TorchTeaching(Teaching):
         return features.frozen_copy(model)
 
     def shared_with(self, teacher: nn.Module, model: nn.Module) -> str | None:
-        """Return the first parameter in training that is also the teacher's."""
-        held = {id(parameter) for parameter in teacher.parameters()}
-        trained = ((n, p) for n, p in model.named_parameters() if p.requires_grad)
-        return next((name for name, parameter in trained if id(parameter) in held), None)
+        """Return the first parameter, buffer or module that is also the teacher's."""
+        return features.shared_with(teacher, model)
 
     def move_like(self, teacher: nn.Module, model: nn.Module) -> None:
         """Move a teacher to the device of a model's parameters."""
