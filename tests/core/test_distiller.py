@@ -225,6 +225,23 @@ def test_inputs_that_were_written_to_are_refused():
         distiller.loss()
 
 
+def test_an_output_that_was_written_to_is_refused_if_it_is_compared():
+    class Labelled(Several):
+        def forward(self, x):
+            logits = self.fc(x)
+            return {"a": logits, "b": logits.mean()}
+
+    distiller = attached(model := Labelled(), [{"item": "a"}])
+    output = model(torch.ones(4, 3))
+    output["a"].mul_(3)
+    with pytest.raises(StageError, match=r"output of the model was modified in place.*call loss\(\)"):
+        distiller.loss()
+    output = model(torch.ones(4, 3))
+    output["b"] *= 3  # such as a loss divided by the number of accumulated batches
+    output["a"] = output["a"] * 3  # another tensor, in the dict of the caller
+    assert distiller.loss().item() == 0
+
+
 def test_named_arguments_and_several_of_them_reach_the_teacher():
     class Two(nn.Module):
         def __init__(self):

@@ -195,7 +195,12 @@ class BaseDistiller(Projecting):
 
     def _compare(self, wrapper: Any, run: Run, answers: Run) -> Tensor:
         """Return the distance at one layer; with several linked teacher layers, the smallest counts."""
-        students = run.calls_of(wrapper.name, "model")
+        students = [
+            self._pick(wrapper, wrapper.name, "model", output)
+            for output in run.calls_of(wrapper.name, "model")
+        ]
+        if wrapper.name == MODEL:
+            self._backend.check_result(run, students)
         found = [self._distance(wrapper, link, students, answers) for link in links_of(wrapper)]
         nearest_one = found[0]
         for other in found[1:]:
@@ -203,7 +208,14 @@ class BaseDistiller(Projecting):
             nearest_one = xp.where(other < nearest_one, other, nearest_one)
         return nearest_one
 
-    def _distance(self, wrapper: Any, link: str, students: list[Any], answers: Run) -> Tensor:
+    def _pick(self, wrapper: Any, name: str, whose: str, output: Any) -> Tensor:
+        """Return the part of a layer's output to compare."""
+        place = f"what {name!r} of the {whose} returns"
+        return pick(output, wrapper.config.get("item"), self._backend.is_tensor, place)
+
+    def _distance(
+        self, wrapper: Any, link: str, students: list[Tensor], answers: Run
+    ) -> Tensor:
         teachers = answers.calls_of(link, "teacher")
         if len(students) != len(teachers):
             raise StageError(
@@ -217,10 +229,8 @@ class BaseDistiller(Projecting):
             total = total + value
         return total / len(values)
 
-    def _compare_pair(self, wrapper: Any, link: str, student: Any, teacher: Any) -> Tensor:
-        item, is_tensor = wrapper.config.get("item"), self._backend.is_tensor
-        student = pick(student, item, is_tensor, f"what {wrapper.name!r} of the model returns")
-        teacher = pick(teacher, item, is_tensor, f"what {link!r} of the teacher returns")
+    def _compare_pair(self, wrapper: Any, link: str, student: Tensor, output: Any) -> Tensor:
+        teacher = self._pick(wrapper, link, "teacher", output)
         self._backend.check_trainable(student, wrapper.name)
         xp = namespace(student)
         if 0 in tuple(xp.shape(student)) or "complex" in str(student.dtype):

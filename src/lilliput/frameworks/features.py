@@ -27,7 +27,9 @@ class Run:
     stamps : list of (tensor, int)
         The inputs, and how often each had been written to in place.
     result
-        The output of the model itself.
+        The output of the model itself, in containers of its own.
+    result_stamps : list of (tensor, int)
+        The tensors of the output, and how often each had been written to in place.
     """
 
     args: tuple[Any, ...]
@@ -36,6 +38,7 @@ class Run:
     outputs: dict[str, list[Any]] = field(default_factory=dict)
     stamps: list[tuple[Any, int]] = field(default_factory=list)
     result: Any = None
+    result_stamps: list[tuple[Any, int]] = field(default_factory=list)
 
     def calls_of(self, name: str, whose: str) -> list[Any]:
         """Return the results of all calls of a layer; raise if it was not called."""

@@ -242,6 +242,15 @@ def test_attention_has_channels_last():
     assert float(array(distiller.loss())) == pytest.approx(wanted, rel=1e-3)
 
 
+def test_a_part_that_the_caller_replaces_in_an_output_is_compared_as_it_was():
+    inputs = keras.Input((6,))
+    model = keras.Model(inputs, {"logits": layers.Dense(3)(inputs), "other": inputs})
+    distiller = attached(model)
+    output = model(RNG.normal(size=(4, 6)).astype("float32"), training=True)
+    output["logits"] = 3 * output["logits"]
+    assert array(distiller.loss()) == 0
+
+
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="a loop of TensorFlow's own")
 def test_a_loop_of_ones_own_under_a_tape():
     import tensorflow as tf

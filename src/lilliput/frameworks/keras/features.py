@@ -104,7 +104,8 @@ class Recorder:
         """Pass on the completed run."""
         run, self.run = self.run, None
         if run is not None:
-            run.result = output
+            # The caller may replace parts of a dict.
+            run.result = tree.map_structure(lambda part: part, output)
             self.task(run)
 
 

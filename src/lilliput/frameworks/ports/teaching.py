@@ -69,5 +69,8 @@ class Teaching(ABC):
     def check_inputs(self, run: Run) -> None:  # noqa: B027
         """Raise if the inputs of a run have been written to since."""
 
+    def check_result(self, run: Run, compared: Sequence[Any]) -> None:  # noqa: B027
+        """Raise if a compared part of the model's output has been written to since."""
+
     def check_trainable(self, tensor: Any, name: str) -> None:  # noqa: B027
         """Raise if no gradient flows through the output of a layer."""

@@ -100,7 +100,9 @@ class Recorder:
         """Pass on the completed run."""
         run, self.run = self.run, None
         if run is not None:
-            run.result = output
+            run.result = tree_map(_itself, output)  # the caller may replace parts of a dict
+            if not torch.compiler.is_compiling():
+                run.result_stamps = _stamps(run.result)
             self.task(run)
 
 
@@ -170,11 +172,22 @@ def outputs_of(
 
 def check_inputs(run: Run) -> None:
     """Raise if inputs were changed in place: the teacher would get other inputs than the student."""
-    if any(tensor._version != version for tensor, version in run.stamps):
+    if _changed(run.stamps):
         raise StageError(
             "loss() would give the teacher different inputs than the model: a tensor of the batch was "
             "modified in place in the meantime (x.add_(), or a first layer with inplace=True); work on a "
             "copy of it."
+        )
+
+
+def check_result(run: Run, compared: Sequence[Tensor]) -> None:
+    """Raise if a compared part of the model's output was changed in place."""
+    changed = {id(tensor) for tensor in _changed(run.result_stamps)}
+    if any(id(tensor) in changed for tensor in compared):
+        raise StageError(
+            "loss() would compare changed values with the teacher's: the output of the model was modified in "
+            "place in the meantime (output.mul_(), or a later layer with inplace=True); call loss() before, "
+            "or work on a copy of the output."
         )
 
 
@@ -207,6 +220,14 @@ def _module(model: nn.Module, name: str) -> nn.Module:
 
 def _cloned(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _changed(stamps: Sequence[tuple[Tensor, int]]) -> list[Tensor]:
+    return [tensor for tensor, version in stamps if tensor._version != version]
 
 
 def _stamps(inputs: Any) -> list[tuple[Tensor, int]]:

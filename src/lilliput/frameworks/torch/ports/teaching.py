@@ -75,6 +75,10 @@ class TorchTeaching(Teaching):
         """Raise if inputs were written to in place."""
         features.check_inputs(run)
 
+    def check_result(self, run: Run, compared: Sequence[Tensor]) -> None:
+        """Raise if a compared part of the output was written to in place."""
+        features.check_result(run, compared)
+
     def check_trainable(self, tensor: Tensor, name: str) -> None:
         """Raise if a tensor was computed without gradients."""
         features.check_trainable(tensor, name)
