@@ -2,13 +2,21 @@
 
 import copy
 from collections import namedtuple
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lilliput.errors import ConfigError, StageError, StateError, UnsupportedModelError
+from lilliput.errors import (
+    AlgorithmError,
+    ConfigError,
+    StageError,
+    StateError,
+    UnsupportedModelError,
+)
 from lilliput.torch import CompressionState, Distiller, LevelPruner, QATQuantizer
 
 
@@ -242,6 +250,23 @@ def test_an_output_that_was_written_to_is_refused_if_it_is_compared():
     assert distiller.loss().item() == 0
 
 
+@pytest.mark.parametrize("with_kwargs", [False, True])
+def test_hooks_that_change_the_inputs_run_once_in_the_teacher(with_kwargs):
+    model = make().eval()
+    if with_kwargs:
+        model.register_forward_pre_hook(
+            lambda _module, args, kwargs: (((kwargs["x"] - 5) / 2,), {}), with_kwargs=True
+        )
+    else:
+        model.register_forward_pre_hook(lambda _module, args: ((args[0] - 5) / 2,))
+    distiller = attached(model, [{"loss": "mse"}])
+    model(x=X) if with_kwargs else model(X)
+    assert distiller.loss().item() == 0
+    other = attached(model, [{"loss": "mse"}], teacher=make().eval())  # gets the batch itself
+    output = model(x=X) if with_kwargs else model(X)
+    torch.testing.assert_close(other.loss(), (output - other.teacher(X)).square().mean())
+
+
 def test_named_arguments_and_several_of_them_reach_the_teacher():
     class Two(nn.Module):
         def __init__(self):
@@ -325,6 +350,12 @@ def test_links_name_other_layers_and_of_several_the_nearest_counts():
 Pair = namedtuple("Pair", "logits aux")
 
 
+@dataclass(frozen=True)
+class Found:
+    aux: torch.Tensor
+    logits: torch.Tensor
+
+
 @pytest.mark.parametrize(
     ("wrap", "item"),
     [
@@ -333,6 +364,11 @@ Pair = namedtuple("Pair", "logits aux")
         (lambda y: {"loss": y.mean(), "logits": y}, None),
         (lambda y: {"a": y * 0, "b": y}, "b"),
         (lambda y: Pair(y, y * 0), None),
+        (lambda y: Pair(y, y * 0), 0),
+        (lambda y: (y * 0, y), -1),
+        (lambda y: Found(y * 0, y), None),
+        (lambda y: Found(y, y * 0), "aux"),
+        (lambda y: Found(y, y * 0), 0),
     ],
 )
 def test_the_part_of_an_output_that_counts(wrap, item):
@@ -359,6 +395,44 @@ class Several(nn.Module):
 
     def forward(self, x):
         return {"a": self.fc(x), "b": x, "c": 3}
+
+
+def test_an_output_whose_parts_are_unknown_shows_which_ones_are_not():
+    class Wrapped(Several):
+        def forward(self, x):
+            return SimpleNamespace(logits=self.fc(x))
+
+    distiller = attached(model := Wrapped(), [{"item": "logits"}])
+    model(torch.ones(4, 3))
+    with pytest.raises(ConfigError, match="SimpleNamespace, .* a tuple, dict or dataclass.* layer"):
+        distiller.loss()
+
+
+def test_parts_of_a_dataclass_are_compared_as_the_model_returned_them():
+    class Block(nn.Linear):
+        def forward(self, x):
+            return Found(x, super().forward(x))
+
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block = Block(3, 2)
+
+        def forward(self, x):
+            return Found(x, self.block(x).logits.mul_(3))
+
+    rules = [{"loss": "mse"}, {"op_names": ["block"], "loss": "mse"}]
+    distiller = attached(model := Wrapped(), rules)
+    with torch.no_grad():
+        model.block.bias.add_(1)
+    output = model(torch.ones(4, 3))
+    object.__setattr__(output, "logits", output.aux)
+    distiller.loss()
+    assert distiller.values["(model)"].item() == pytest.approx(9)
+    assert distiller.values["block"].item() == pytest.approx(1)  # before mul_()
+    model(torch.ones(4, 3)).logits.mul_(2)
+    with pytest.raises(StageError, match="output of the model was modified in place"):
+        distiller.loss()
 
 
 def test_an_output_of_several_tensors_asks_which():
@@ -534,6 +608,13 @@ def test_a_projection_needs_an_optimizer():
     with pytest.raises(
         StageError, match=r"has 4 channels, its teacher 6.*example_inputs.*the optimizer"
     ):
+        distiller.loss()
+
+
+def test_a_projection_of_nan_names_the_layers():
+    model, _, distiller = narrow_student()
+    model(X * float("nan"))
+    with pytest.raises(AlgorithmError, match="layer 'conv' and 'conv' of the teacher.*NaN"):
         distiller.loss()
 
 

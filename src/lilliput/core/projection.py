@@ -47,12 +47,12 @@ class Projection:
 
     @staticmethod
     def fit(
-        student: Tensor, teacher: Tensor, axis: int, add_up: Callable[[Any], Any]
+        student: Tensor, teacher: Tensor, axis: int, add_up: Callable[[Any], Any], place: str
     ) -> NDArray[np.float64]:
         """Return the least-squares matrix that maps one tensor to the other.
 
         Training then starts from the best linear map instead of a random one. ``add_up`` sums an array over
-        processes, so that all of them start from the same matrix.
+        processes, so that all of them start from the same matrix; ``place`` names the tensors in an error.
         """
         import numpy as np  # imported here to keep importing Lilliput fast
 
@@ -64,7 +64,8 @@ class Projection:
         products, crosses = add_up(rows.T @ rows), add_up(rows.T @ wanted)
         if not (np.isfinite(products).all() and np.isfinite(crosses).all()):
             raise AlgorithmError(
-                "the layers to compare contain NaN or infinity, so no projection can be fitted."
+                f"{place}: their outputs contain NaN, infinity or values too large to square, so no "
+                "projection can be fitted; check the batch and the weights."
             )
         price = _RIDGE * products.diagonal().mean() + np.finfo(np.float32).tiny
         fitted: NDArray[np.float64] = np.linalg.solve(

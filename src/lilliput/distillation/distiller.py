@@ -59,7 +59,7 @@ class DistillRule(Rule):
         description="The teacher's layer, by default that of the same name; of several the nearest.",
     )
     item: int | str | None = Field(
-        None, description="Which part of an output that is a tuple or dict; 'logits' by default."
+        None, description="Which part of an output: position, key or field; 'logits' by default."
     )
     axis: int | None = Field(
         None, description="Where classes ('kl'), vectors ('cosine') or channels ('attention') lie."

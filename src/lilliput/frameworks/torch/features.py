@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lilliput.config.layer import LayerInfo
 from lilliput.errors import ConfigError, StageError, UnsupportedModelError
-from lilliput.frameworks.features import MODEL, Run
+from lilliput.frameworks.features import MODEL, Run, is_dataclass, parts_of
 from lilliput.frameworks.torch.discover import find_modules, unwrapped
 from lilliput.frameworks.torch.fastpath import calling_modules
 from lilliput.frameworks.torch.weights import is_sharded
@@ -94,15 +94,15 @@ class Recorder:
     def add(self, name: str, output: Any) -> None:
         """Record the output of a module; a copy, since the next layer may change it in place."""
         if self.run is not None:
-            self.run.outputs.setdefault(name, []).append(tree_map(_cloned, output))
+            self.run.outputs.setdefault(name, []).append(_mapped(_cloned, output))
 
     def end(self, output: Any) -> None:
         """Pass on the completed run."""
         run, self.run = self.run, None
         if run is not None:
-            run.result = tree_map(_itself, output)  # the caller may replace parts of a dict
+            run.result = _mapped(_itself, output)  # the caller may replace parts of a dict
             if not torch.compiler.is_compiling():
-                run.result_stamps = _stamps(run.result)
+                run.result_stamps = _stamps(parts_of(run.result) or run.result)
             self.task(run)
 
 
@@ -140,7 +140,8 @@ def record(model: nn.Module, wrappers: Sequence[Any], task: Callable[[Run], None
         if wrapper.name != MODEL
     ]
     begin = Watch(recorder, MODEL, begins=True)
-    handles.append(plain.register_forward_pre_hook(begin, with_kwargs=True))
+    # First of all hooks: the teacher gets the inputs of the caller, and may have the same hooks.
+    handles.append(plain.register_forward_pre_hook(begin, prepend=True, with_kwargs=True))
     handles.append(plain.register_forward_hook(Watch(recorder, MODEL)))
     return handles
 
@@ -154,7 +155,7 @@ def outputs_of(
 
     def keep(name: str) -> Callable[..., None]:
         return lambda module, inputs, output: found.setdefault(name, []).append(
-            tree_map(_cloned, output)
+            _mapped(_cloned, output)
         )
 
     with ExitStack() as stack:
@@ -216,6 +217,16 @@ def _module(model: nn.Module, name: str) -> nn.Module:
         return model.get_submodule(name)
     except AttributeError as error:
         raise ConfigError(f"the model has no layer {name!r}.") from error
+
+
+def _mapped(change: Callable[[Any], Any], output: Any) -> Any:
+    """Return a copy of an output with changed parts, also if it is a dataclass."""
+    if not is_dataclass(output):
+        return tree_map(change, output)
+    copied = copy.copy(output)
+    for name, part in parts_of(output).items():
+        object.__setattr__(copied, name, tree_map(change, part))  # it may be frozen
+    return copied
 
 
 def _cloned(value: Any) -> Any:
