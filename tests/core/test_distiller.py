@@ -17,7 +17,15 @@ from lilliput.errors import (
     StateError,
     UnsupportedModelError,
 )
-from lilliput.torch import CompressionState, Distiller, LevelPruner, QATQuantizer
+from lilliput.torch import (
+    CompressionState,
+    Distiller,
+    FisherPruner,
+    L1NormPruner,
+    LevelPruner,
+    QATQuantizer,
+    speedup,
+)
 
 
 class Net(nn.Module):
@@ -223,6 +231,47 @@ def test_training_in_eval_mode_is_training_too():
     model(X)
     distiller.loss().backward()
     assert model.conv.weight.grad.abs().sum() > 0
+
+
+def test_of_two_passes_in_eval_mode_it_is_unclear_which_one_is_trained():
+    distiller = attached(model := make().eval())
+    model(X)
+    model(2 * X)
+    with pytest.raises(StageError, match=r"ran several times in eval mode.*torch.no_grad\(\)"):
+        distiller.loss()
+    model(X)
+    with torch.no_grad():
+        model(2 * X)
+    assert distiller.loss().item() == 0
+    model(X)
+    model(2 * X)
+    model.train()(X)  # the only one in training mode
+    distiller.loss()
+
+
+def test_calibration_and_cuts_between_steps_are_not_compared():
+    model = make().eval()
+    distiller = attached(model)
+
+    def loss(model, x):
+        return model(x).square().sum()
+
+    for compressor in (
+        FisherPruner(model, [{"op_names": ["head"], "sparsity": 0.5}]),
+        L1NormPruner(model, [{"op_names": ["conv"], "sparsity": 0.5}], example_inputs=X),
+    ):
+        if isinstance(compressor, FisherPruner):
+            compressor.calibrate([X, X], loss=loss)
+        compressor.compress()
+        assert not distiller.has_run
+    speedup(model, X)
+    assert not distiller.has_run
+    model(X)
+    FisherPruner(model, [{"op_names": ["head"], "sparsity": 0.1}]).calibrate([2 * X], loss=loss)
+    model.train()
+    distiller.loss()  # of the pass before
+    with pytest.raises(StageError, match="no forward pass"):
+        distiller.loss()
 
 
 def test_inputs_that_were_written_to_are_refused():

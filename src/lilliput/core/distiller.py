@@ -88,8 +88,9 @@ class BaseDistiller(Projecting):
         """Return the distance to the teacher for the last forward pass.
 
         The teacher is run on the same inputs. Add the result to the loss of the task, or train with
-        it alone: ``loss = criterion(model(x), y) + distiller.loss()``. Each forward pass in training
-        mode has its own distance; a second one before ``loss()`` raises an error.
+        it alone: ``loss = criterion(model(x), y) + distiller.loss()``. Each forward pass has its own
+        distance: a second one in training mode before ``loss()`` raises an error, and so does ``loss()``
+        after two in eval mode with gradients.
         """
         run = self._take_run()
         self._backend.check_inputs(run)
@@ -152,10 +153,20 @@ class BaseDistiller(Projecting):
                 "enabled, and call loss() once for each forward pass. The distiller expects a forward pass "
                 "of its own model; if your loop calls a part of it, create the distiller for that part."
             )
+        if run.is_ambiguous:
+            raise StageError(
+                "loss(): the model ran several times in eval mode with gradients since the last loss(), so it "
+                "is unclear which forward pass to compare. Disable gradients for everything but training, as "
+                "in 'with torch.no_grad(): model(x)', and call loss() after each forward pass of training."
+            )
         return run
 
     def _take_forward(self, run: Run) -> None:
-        """Store a forward pass of the student until ``loss()`` is called; evaluation does not replace it."""
+        """Store a forward pass of the student until ``loss()`` is called.
+
+        Evaluation does not replace training. In eval mode the two look the same, so of two passes neither
+        is chosen.
+        """
         is_in_training = self._pending is not None and self._pending.is_training
         if is_in_training and not run.is_training:
             return
@@ -166,6 +177,7 @@ class BaseDistiller(Projecting):
                 "its last forward pass. Add distiller.loss() to the loss after each forward pass; to train "
                 "without the teacher, strip() the distiller; to evaluate, use model.eval() or no_grad()."
             )
+        run.is_ambiguous = not (self._pending is None or run.is_training or run.may_replace)
         self._pending = run
 
     def _ask_teacher(self, run: Run) -> Run:

@@ -27,6 +27,10 @@ class Run:
         Per layer name: the result of each of its calls.
     stamps : list of (tensor, int)
         The inputs, and how often each had been written to in place.
+    may_replace : bool
+        Whether it may take the place of an earlier one whose loss was not computed.
+    is_ambiguous : bool
+        Whether it did so without a sign that it is the one to train on.
     result
         The output of the model itself, in containers of its own.
     result_stamps : list of (tensor, int)
@@ -38,6 +42,8 @@ class Run:
     is_training: bool
     outputs: dict[str, list[Any]] = field(default_factory=dict)
     stamps: list[tuple[Any, int]] = field(default_factory=list)
+    may_replace: bool = False
+    is_ambiguous: bool = False
     result: Any = None
     result_stamps: list[tuple[Any, int]] = field(default_factory=list)
 

@@ -94,7 +94,8 @@ class Recorder:
         if kwargs.get("training"):
             # While a graph is traced, the loss of the last run cannot be discarded, so it may be
             # replaced.
-            self.run = Run(args, kwargs, is_training=not is_tracing())
+            is_traced = is_tracing()
+            self.run = Run(args, kwargs, is_training=not is_traced, may_replace=is_traced)
 
     def _add(self, wrapper: Any, args: Any, output: Any) -> None:
         if self.run is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -83,11 +83,12 @@ class Recorder:
     def __init__(self, task: Callable[[Run], None]) -> None:
         self.task = task
         self.run: Run | None = None
+        self.pauses = 0  # while the engine runs the model itself
 
     def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Start recording a run, if it has gradients."""
         self.run = None
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and not self.pauses:
             stamps = [] if torch.compiler.is_compiling() else _stamps((args, kwargs))
             self.run = Run(args, kwargs, model.training, {}, stamps)
 
@@ -144,6 +145,20 @@ def record(model: nn.Module, wrappers: Sequence[Any], task: Callable[[Run], None
     handles.append(plain.register_forward_pre_hook(begin, prepend=True, with_kwargs=True))
     handles.append(plain.register_forward_hook(Watch(recorder, MODEL)))
     return handles
+
+
+@contextmanager
+def unrecorded(*models: nn.Module) -> Iterator[None]:
+    """Record no runs of models: they are not those of a training loop."""
+    hooks = [x for model in models for m in model.modules() for x in m._forward_pre_hooks.values()]
+    recorders = [x.recorder for x in hooks if isinstance(x, Watch) and x.recorder is not None]
+    for recorder in recorders:
+        recorder.pauses += 1
+    try:
+        yield
+    finally:
+        for recorder in recorders:
+            recorder.pauses -= 1
 
 
 def outputs_of(
