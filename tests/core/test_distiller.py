@@ -23,6 +23,7 @@ from lilliput.torch import (
     FisherPruner,
     L1NormPruner,
     LevelPruner,
+    MovementPruner,
     QATQuantizer,
     speedup,
 )
@@ -291,7 +292,9 @@ def test_an_output_that_was_written_to_is_refused_if_it_is_compared():
     distiller = attached(model := Labelled(), [{"item": "a"}])
     output = model(torch.ones(4, 3))
     output["a"].mul_(3)
-    with pytest.raises(StageError, match=r"output of the model was modified in place.*call loss\(\)"):
+    with pytest.raises(
+        StageError, match=r"output of the model was modified in place.*call loss\(\)"
+    ):
         distiller.loss()
     output = model(torch.ones(4, 3))
     output["b"] *= 3  # such as a loss divided by the number of accumulated batches
@@ -767,6 +770,58 @@ def test_training_goes_on_from_a_state_exactly_as_if_it_had_not_stopped(tmp_path
     assert torch.equal(follower.parameters()[0], distiller.parameters()[0])
     for key, value in model.state_dict().items():
         assert torch.equal(value, resumed.state_dict()[key]), key
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+@pytest.mark.parametrize("is_first", [False, True])
+def test_moments_find_their_projection_beside_learned_scores_of_the_same_shape(is_first, is_named):
+    """Projections of this distiller exist at once after a resume, but late in the first run."""
+
+    def start():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+        teacher = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 4))
+        held = model.named_parameters() if is_named else model.parameters()
+        optimizer = torch.optim.Adam(held, 1e-2, weight_decay=0.1)
+        rules = [{"op_names": ["0"], "loss": "mse"}, {}]
+        return model, optimizer, attached(model, rules, optimizer, teacher=teacher)
+
+    def prune(model, optimizer):
+        rules = [{"op_names": ["2"], "sparsity": 0.5}]  # scores of shape 4×8, as the projection
+        pruner = MovementPruner(model, rules, optimizer, 0, 6)
+        pruner.compress()
+        return pruner
+
+    def train(model, optimizer, distiller, steps):
+        for step in steps:
+            torch.manual_seed(step)
+            optimizer.zero_grad()
+            model(torch.randn(8, 6))
+            distiller.loss().backward()
+            optimizer.step()
+
+    model, optimizer, distiller = start()
+    pruner = prune(model, optimizer)
+    train(model, optimizer, distiller, range(5))
+    weights, memory = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    states = distiller.state(), pruner.state()
+    train(model, optimizer, distiller, range(5, 10))
+
+    resumed, trained, follower = start()
+    if is_first:
+        follower.load_state(states[0])
+    other = prune(resumed, trained)
+    if not is_first:
+        follower.load_state(states[0])
+    other.load_state(states[1])
+    resumed.load_state_dict(weights)
+    trained.load_state_dict(memory)
+    train(resumed, trained, follower, range(5, 10))
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[key]), key
+    if is_named:
+        names = [group["param_names"] for group in (*optimizer.param_groups, *trained.param_groups)]
+        assert names[0] == names[1] and names[0][-2:] == ["0.projection", "2.movement_score"]
 
 
 def test_a_state_of_another_teacher_is_refused_and_changes_nothing():

@@ -225,9 +225,7 @@ class BaseDistiller(Projecting):
         place = f"what {name!r} of the {whose} returns"
         return pick(output, wrapper.config.get("item"), self._backend.is_tensor, place)
 
-    def _distance(
-        self, wrapper: Any, link: str, students: list[Tensor], answers: Run
-    ) -> Tensor:
+    def _distance(self, wrapper: Any, link: str, students: list[Tensor], answers: Run) -> Tensor:
         teachers = answers.calls_of(link, "teacher")
         if len(students) != len(teachers):
             raise StageError(

@@ -76,7 +76,11 @@ def pick(output: Any, item: int | str | None, is_tensor: Callable[[Any], bool], 
     parts = parts_of(output)
     tensors = {key: part for key, part in parts.items() if is_tensor(part)}
     wanted = item
-    if isinstance(item, int) and not isinstance(output, Mapping) and -len(parts) <= item < len(parts):
+    if (
+        isinstance(item, int)
+        and not isinstance(output, Mapping)
+        and -len(parts) <= item < len(parts)
+    ):
         wanted = list(parts)[item]
     if item is None:
         wanted = "logits" if "logits" in tensors or len(tensors) != 1 else next(iter(tensors))
