@@ -259,8 +259,17 @@ class BaseDistiller(Projecting):
         if not self.may_project(wrapper):
             return None
         xp = namespace(student)
-        shapes = tuple(xp.shape(student)), tuple(xp.shape(teacher))
-        return width_axis(*shapes, f"layer {wrapper.name!r} and {link!r} of the teacher")
+        one, other = tuple(xp.shape(student)), tuple(xp.shape(teacher))
+        if one == other:
+            return None
+        channels = self._channel_axis(wrapper, len(one))
+        return width_axis(
+            one, other, channels, f"layer {wrapper.name!r} and {link!r} of the teacher"
+        )
+
+    def _channel_axis(self, wrapper: Any, rank: int) -> int | None:
+        """Return the axis of channels of a layer's output; None if it is ambiguous."""
+        return self._backend.channel_axis(self.bound_model, wrapper.layer_info.module, rank)
 
     # -- internals ---------------------------------------------------------------------------------
 

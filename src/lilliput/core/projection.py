@@ -19,12 +19,16 @@ _RIDGE = (
 )
 
 
-def width_axis(student: tuple[int, ...], teacher: tuple[int, ...], place: str) -> int | None:
+def width_axis(
+    student: tuple[int, ...], teacher: tuple[int, ...], channels: int | None, place: str
+) -> int | None:
     """Return the only axis along which two shapes differ, or None if they are equal.
+
+    It has to be the one of the channels, if that is known, or else the first one after the batch or the last.
 
     Examples
     --------
-    >>> width_axis((8, 16, 4, 4), (8, 32, 4, 4), "layer1")
+    >>> width_axis((8, 16, 4, 4), (8, 32, 4, 4), 1, "layer1")
     1
     """
     if student == teacher:
@@ -35,6 +39,14 @@ def width_axis(student: tuple[int, ...], teacher: tuple[int, ...], place: str) -
         raise ConfigError(
             f"{place}: shapes {student} and {teacher} cannot be compared; expected equal shapes, or shapes "
             "that differ only in the number of channels, for which a projection is learned."
+        )
+    known = [1, len(student) - 1] if channels is None else [channels]
+    if axes[0] not in known:
+        listed = " or ".join(map(str, known))
+        raise ConfigError(
+            f"{place}: shapes {student} and {teacher} differ along axis {axes[0]}, but their channels lie along "
+            f"axis {listed}, and a projection is learned between channels only; compare layers whose places "
+            "(time, height, width) are as many."
         )
     return axes[0]
 

@@ -242,6 +242,19 @@ def test_attention_has_channels_last():
     assert float(array(distiller.loss())) == pytest.approx(wanted, rel=1e-3)
 
 
+def test_no_projection_is_learned_along_time():
+    inputs = keras.Input((21, 3))
+    model, teacher = (
+        keras.Model(inputs, layers.ReLU(name="act")(layers.Conv1D(4, 3, strides=n)(inputs)))
+        for n in (2, 1)
+    )
+    rules = [{"op_names": ["act"], "loss": "mse"}]
+    x = RNG.normal(size=(8, 21, 3)).astype("float32")
+    distiller = Distiller(model, rules, teacher=teacher, example_inputs=x)
+    with pytest.raises(ConfigError, match=r"\(8, 10, 4\) and \(8, 19, 4\).*channels.* axis 2"):
+        distiller.compress()
+
+
 def test_a_part_that_the_caller_replaces_in_an_output_is_compared_as_it_was():
     inputs = keras.Input((6,))
     model = keras.Model(inputs, {"logits": layers.Dense(3)(inputs), "other": inputs})

@@ -139,6 +139,21 @@ def outputs_of(
     return found
 
 
+def channel_axis(model: Any, layer: Any, rank: int) -> int | None:
+    """Return the axis of channels of a layer's output with ``rank`` axes; None if it is ambiguous."""
+    if isinstance(layer, keras.layers.BatchNormalization):
+        return int(layer.axis) % rank
+    if isinstance(layer, (keras.layers.Dense, keras.layers.Embedding)):
+        return rank - 1
+    for part in (layer, model):
+        layers = [part, *(found.module for found in find_layers(part))]
+        formats = {getattr(x, "data_format", None) for x in layers} - {None}
+        if formats:
+            axis = 1 if "channels_first" in formats else rank - 1
+            return axis if len(formats) == 1 else None
+    return rank - 1
+
+
 def are_shares(tensor: Tensor, axis: int) -> bool:
     """Whether values are at least 0 and add up to 1; False in a graph, where they are unknown."""
     if is_tracing():

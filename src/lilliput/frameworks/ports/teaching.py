@@ -51,8 +51,8 @@ class Teaching(ABC):
         """Return a NumPy array as a trainable tensor on the device of another tensor."""
 
     @abstractmethod
-    def channel_axis(self, rank: int) -> int:
-        """Return the channel axis of a tensor with that many axes, by the framework's convention."""
+    def channel_axis(self, model: Any, module: Any, rank: int) -> int | None:
+        """Return the axis of channels of a layer's output with ``rank`` axes; None if it is ambiguous."""
 
     @abstractmethod
     def are_shares(self, tensor: Any, axis: int) -> bool:

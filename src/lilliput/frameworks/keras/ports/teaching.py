@@ -55,10 +55,9 @@ class KerasTeaching(Teaching):
         """Return an array in the precision of a tensor; the wrapper turns it into a variable."""
         return np.asarray(array, keras.backend.standardize_dtype(like.dtype))
 
-    def channel_axis(self, rank: int) -> int:
-        """Return the last axis, or that of the channels in the image data format."""
-        is_first = rank > 3 and keras.config.image_data_format() == "channels_first"
-        return 1 if is_first else -1
+    def channel_axis(self, model: Any, module: Any, rank: int) -> int | None:
+        """Return the axis by the data format of the layer, or of those around it; the last one by default."""
+        return features.channel_axis(model, module, rank)
 
     def are_shares(self, tensor: Tensor, axis: int) -> bool:
         """Whether values are probabilities, if they are known."""

@@ -11,6 +11,7 @@ from lilliput.config.layer import LayerInfo
 from lilliput.frameworks.features import Run
 from lilliput.frameworks.ports.teaching import Teaching
 from lilliput.frameworks.torch import features
+from lilliput.frameworks.torch.channels_of_outputs import channel_axis
 from lilliput.frameworks.torch.process_group import processes
 from lilliput.frameworks.torch.replicated import GradientMean
 from lilliput.frameworks.torch.weights import is_sharded
@@ -58,9 +59,9 @@ class TorchTeaching(Teaching):
         """Return an array as a parameter on the device of a tensor."""
         return features.learned(array, like)
 
-    def channel_axis(self, rank: int) -> int:
-        """Return 1 for images, the last axis for a sequence of tokens."""
-        return 1 if rank > 3 else -1
+    def channel_axis(self, model: nn.Module, module: nn.Module, rank: int) -> int | None:
+        """Return 1 after convolutions, the last axis for a sequence of tokens."""
+        return channel_axis(model, module, rank)
 
     def are_shares(self, tensor: Tensor, axis: int) -> bool:
         """Whether values are at least 0 and add up to 1."""
