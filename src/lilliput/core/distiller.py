@@ -155,9 +155,9 @@ class BaseDistiller(Projecting):
             )
         if run.is_ambiguous:
             raise StageError(
-                "loss(): the model ran several times in eval mode with gradients since the last loss(), so it "
-                "is unclear which forward pass to compare. Disable gradients for everything but training, as "
-                "in 'with torch.no_grad(): model(x)', and call loss() after each forward pass of training."
+                "loss(): the model ran several times in eval mode with gradients since the last loss(), so "
+                "it is unclear which forward pass to compare. Disable gradients for everything but training, "
+                "as in 'with torch.no_grad(): model(x)', and call loss() after each training forward pass."
             )
         return run
 
@@ -269,7 +269,9 @@ class BaseDistiller(Projecting):
 
     def _channel_axis(self, wrapper: Any, rank: int) -> int | None:
         """Return the axis of channels of a layer's output; None if it is ambiguous."""
-        return self._backend.channel_axis(self.bound_model, wrapper.layer_info.module, rank)
+        module = wrapper.layer_info.module
+        axis: int | None = self._backend.channel_axis(self.bound_model, module, rank)
+        return axis
 
     # -- internals ---------------------------------------------------------------------------------
 
@@ -306,8 +308,8 @@ class BaseDistiller(Projecting):
         shared = self._backend.shared_with(self.teacher, self.bound_model)
         if shared is not None:
             raise ConfigError(
-                f"teacher: it shares {shared!r} with the model, so it would change when that is trained, pruned "
-                "or quantized (also if it is frozen: running statistics and masks change); pass a copy: "
+                f"teacher: it shares {shared!r} with the model, so it would change when the model is trained, "
+                "pruned or quantized (even if it is frozen: masks and running statistics change); pass a copy: "
                 "teacher=copy.deepcopy(teacher)."
             )
         self._check_processes()

@@ -61,8 +61,8 @@ class Run:
 def pick(output: Any, item: int | str | None, is_tensor: Callable[[Any], bool], place: str) -> Any:
     """Return the tensor of an output to compare.
 
-    A tensor is returned unchanged. For a tuple, dict or dataclass, ``item`` selects the part by its key, field
-    or position; without it, ``logits`` or the only tensor is taken.
+    A tensor is returned unchanged. For a tuple, dict or dataclass, ``item`` selects the part by its key,
+    field or position; without it, ``logits`` or the only tensor is taken.
 
     Examples
     --------
@@ -90,8 +90,8 @@ def pick(output: Any, item: int | str | None, is_tensor: Callable[[Any], bool], 
     asked = "" if item is None else f", of which {shown(item)} is not one"
     if not parts:
         raise ConfigError(
-            f"{place} is a {type(output).__name__}, in which no tensors can be found; expected a tensor, or a "
-            "tuple, dict or dataclass with tensors. Compare a layer that returns one: {'op_names': […]}."
+            f"{place} is a {type(output).__name__}, in which no tensors can be found; expected a tensor, or "
+            "a tuple, dict or dataclass with tensors. Compare a layer that returns one: {'op_names': […]}."
         )
     raise ConfigError(
         f"{place} is a {type(output).__name__} with the tensors {listed}{asked}; expected a tensor, or a "
