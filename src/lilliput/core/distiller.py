@@ -308,9 +308,9 @@ class BaseDistiller(Projecting):
         shared = self._backend.shared_with(self.teacher, self.bound_model)
         if shared is not None:
             raise ConfigError(
-                f"teacher: it shares {shared!r} with the model, so it would change when the model is trained, "
-                "pruned or quantized (even if it is frozen: masks and running statistics change); pass a copy: "
-                "teacher=copy.deepcopy(teacher)."
+                f"teacher: it shares {shared!r} with the model, so it would change when the model is "
+                "trained, pruned or quantized (even if it is frozen: masks and running statistics change); "
+                "pass a copy: teacher=copy.deepcopy(teacher)."
             )
         self._check_processes()
 

@@ -44,9 +44,9 @@ def width_axis(
     if axes[0] not in known:
         listed = " or ".join(map(str, known))
         raise ConfigError(
-            f"{place}: shapes {student} and {teacher} differ along axis {axes[0]}, but their channels are along "
-            f"axis {listed}, and projections are learned between channels only; compare layers whose other "
-            "axes (time, height, width) are equal."
+            f"{place}: shapes {student} and {teacher} differ along axis {axes[0]}, but their channels are "
+            f"along axis {listed}, and projections are learned between channels only; compare layers whose "
+            "other axes (time, height, width) are equal."
         )
     return axes[0]
 

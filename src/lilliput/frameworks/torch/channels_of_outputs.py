@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from torch import nn
 
-_FIRST = (nn.modules.batchnorm._NormBase, nn.GroupNorm)
+_FIRST = {  # by the number of axes of their outputs
+    3: (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d, nn.InstanceNorm1d),
+    4: (nn.Conv2d, nn.ConvTranspose2d, nn.BatchNorm2d, nn.InstanceNorm2d),
+    5: (nn.Conv3d, nn.ConvTranspose3d, nn.BatchNorm3d, nn.InstanceNorm3d),
+}
 _LAST = (nn.Embedding, nn.RMSNorm, nn.MultiheadAttention, nn.RNNBase)
 
 
@@ -30,9 +34,7 @@ def channel_axis(model: nn.Module, module: nn.Module, rank: int) -> int | None:
 
 def _own_axis(module: nn.Module, rank: int) -> int | None:
     """Return the axis that the type of a module tells."""
-    if isinstance(module, nn.modules.conv._ConvNd):
-        return 1 if rank == len(module.kernel_size) + 2 else None
-    if isinstance(module, _FIRST):
+    if isinstance(module, (*_FIRST.get(rank, ()), nn.SyncBatchNorm, nn.GroupNorm)):
         return 1
     is_layer_norm = isinstance(module, nn.LayerNorm) and len(module.normalized_shape) == 1
     if is_layer_norm or isinstance(module, (*_LAST, nn.Linear, nn.Bilinear)):
