@@ -2,14 +2,31 @@
 
 import copy
 from collections import namedtuple
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from lilliput.errors import ConfigError, StageError, StateError, UnsupportedModelError
-from lilliput.torch import CompressionState, Distiller, LevelPruner, QATQuantizer
+from lilliput.errors import (
+    AlgorithmError,
+    ConfigError,
+    StageError,
+    StateError,
+    UnsupportedModelError,
+)
+from lilliput.torch import (
+    CompressionState,
+    Distiller,
+    FisherPruner,
+    L1NormPruner,
+    LevelPruner,
+    MovementPruner,
+    QATQuantizer,
+    speedup,
+)
 
 
 class Net(nn.Module):
@@ -128,13 +145,24 @@ def test_a_model_is_not_its_own_teacher():
         Distiller(model, teacher=model)
 
 
-def test_a_teacher_does_not_share_what_is_trained():
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_a_teacher_does_not_share_parameters(is_frozen):
     model = make()
+    model.conv.requires_grad_(not is_frozen)  # a pruner would mask it in the teacher, too
     teacher = nn.Sequential(model.conv, nn.Flatten(), nn.Linear(96, 3))
     with pytest.raises(ConfigError, match="teacher: it shares 'conv.weight' with the model"):
         Distiller(model, teacher=teacher)
-    model.conv.requires_grad_(False)
-    Distiller(model, teacher=teacher)
+    Distiller(model, teacher=copy.deepcopy(teacher))
+
+
+def test_a_teacher_does_not_share_running_statistics_or_layers_without_parameters():
+    model = make()
+    model.norm = nn.BatchNorm2d(6, affine=False)  # nothing to freeze
+    teacher = nn.Sequential(nn.Conv2d(2, 6, 3), model.norm)
+    with pytest.raises(ConfigError, match=r"shares 'norm.running_mean'.*copy.deepcopy\(teacher\)"):
+        Distiller(model, teacher=teacher)
+    with pytest.raises(ConfigError, match="shares 'act' with the model"):
+        Distiller(model, teacher=nn.Sequential(nn.Conv2d(2, 6, 3), model.act))
 
 
 @pytest.mark.parametrize("change", [lambda y: y[:0], lambda y: torch.complex(y, y)])
@@ -206,12 +234,89 @@ def test_training_in_eval_mode_is_training_too():
     assert model.conv.weight.grad.abs().sum() > 0
 
 
+def test_of_two_passes_in_eval_mode_it_is_unclear_which_one_is_trained():
+    distiller = attached(model := make().eval())
+    model(X)
+    model(2 * X)
+    with pytest.raises(StageError, match=r"ran several times in eval mode.*torch.no_grad\(\)"):
+        distiller.loss()
+    model(X)
+    with torch.no_grad():
+        model(2 * X)
+    assert distiller.loss().item() == 0
+    model(X)
+    model(2 * X)
+    model.train()(X)  # the only one in training mode
+    distiller.loss()
+
+
+def test_calibration_and_cuts_between_steps_are_not_compared():
+    model = make().eval()
+    distiller = attached(model)
+
+    def loss(model, x):
+        return model(x).square().sum()
+
+    for compressor in (
+        FisherPruner(model, [{"op_names": ["head"], "sparsity": 0.5}]),
+        L1NormPruner(model, [{"op_names": ["conv"], "sparsity": 0.5}], example_inputs=X),
+    ):
+        if isinstance(compressor, FisherPruner):
+            compressor.calibrate([X, X], loss=loss)
+        compressor.compress()
+        assert not distiller.has_run
+    speedup(model, X)
+    assert not distiller.has_run
+    model(X)
+    FisherPruner(model, [{"op_names": ["head"], "sparsity": 0.1}]).calibrate([2 * X], loss=loss)
+    model.train()
+    distiller.loss()  # of the pass before
+    with pytest.raises(StageError, match="no forward pass"):
+        distiller.loss()
+
+
 def test_inputs_that_were_written_to_are_refused():
     distiller, x = attached(model := make()), X.clone()
     model(x)
     x.add_(1)
     with pytest.raises(StageError, match="modified in place"):
         distiller.loss()
+
+
+def test_an_output_that_was_written_to_is_refused_if_it_is_compared():
+    class Labelled(Several):
+        def forward(self, x):
+            logits = self.fc(x)
+            return {"a": logits, "b": logits.mean()}
+
+    distiller = attached(model := Labelled(), [{"item": "a"}])
+    output = model(torch.ones(4, 3))
+    output["a"].mul_(3)
+    with pytest.raises(
+        StageError, match=r"output of the model was modified in place.*call loss\(\)"
+    ):
+        distiller.loss()
+    output = model(torch.ones(4, 3))
+    output["b"] *= 3  # such as a loss divided by the number of accumulated batches
+    output["a"] = output["a"] * 3  # another tensor, in the dict of the caller
+    assert distiller.loss().item() == 0
+
+
+@pytest.mark.parametrize("with_kwargs", [False, True])
+def test_hooks_that_change_the_inputs_run_once_in_the_teacher(with_kwargs):
+    model = make().eval()
+    if with_kwargs:
+        model.register_forward_pre_hook(
+            lambda _module, args, kwargs: (((kwargs["x"] - 5) / 2,), {}), with_kwargs=True
+        )
+    else:
+        model.register_forward_pre_hook(lambda _module, args: ((args[0] - 5) / 2,))
+    distiller = attached(model, [{"loss": "mse"}])
+    model(x=X) if with_kwargs else model(X)
+    assert distiller.loss().item() == 0
+    other = attached(model, [{"loss": "mse"}], teacher=make().eval())  # gets the batch itself
+    output = model(x=X) if with_kwargs else model(X)
+    torch.testing.assert_close(other.loss(), (output - other.teacher(X)).square().mean())
 
 
 def test_named_arguments_and_several_of_them_reach_the_teacher():
@@ -297,6 +402,12 @@ def test_links_name_other_layers_and_of_several_the_nearest_counts():
 Pair = namedtuple("Pair", "logits aux")
 
 
+@dataclass(frozen=True)
+class Found:
+    aux: torch.Tensor
+    logits: torch.Tensor
+
+
 @pytest.mark.parametrize(
     ("wrap", "item"),
     [
@@ -305,6 +416,11 @@ Pair = namedtuple("Pair", "logits aux")
         (lambda y: {"loss": y.mean(), "logits": y}, None),
         (lambda y: {"a": y * 0, "b": y}, "b"),
         (lambda y: Pair(y, y * 0), None),
+        (lambda y: Pair(y, y * 0), 0),
+        (lambda y: (y * 0, y), -1),
+        (lambda y: Found(y * 0, y), None),
+        (lambda y: Found(y, y * 0), "aux"),
+        (lambda y: Found(y, y * 0), 0),
     ],
 )
 def test_the_part_of_an_output_that_counts(wrap, item):
@@ -331,6 +447,44 @@ class Several(nn.Module):
 
     def forward(self, x):
         return {"a": self.fc(x), "b": x, "c": 3}
+
+
+def test_an_output_whose_parts_are_unknown_shows_which_ones_are_not():
+    class Wrapped(Several):
+        def forward(self, x):
+            return SimpleNamespace(logits=self.fc(x))
+
+    distiller = attached(model := Wrapped(), [{"item": "logits"}])
+    model(torch.ones(4, 3))
+    with pytest.raises(ConfigError, match="SimpleNamespace, .* a tuple, dict or dataclass.* layer"):
+        distiller.loss()
+
+
+def test_parts_of_a_dataclass_are_compared_as_the_model_returned_them():
+    class Block(nn.Linear):
+        def forward(self, x):
+            return Found(x, super().forward(x))
+
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block = Block(3, 2)
+
+        def forward(self, x):
+            return Found(x, self.block(x).logits.mul_(3))
+
+    rules = [{"loss": "mse"}, {"op_names": ["block"], "loss": "mse"}]
+    distiller = attached(model := Wrapped(), rules)
+    with torch.no_grad():
+        model.block.bias.add_(1)
+    output = model(torch.ones(4, 3))
+    object.__setattr__(output, "logits", output.aux)
+    distiller.loss()
+    assert distiller.values["(model)"].item() == pytest.approx(9)
+    assert distiller.values["block"].item() == pytest.approx(1)  # before mul_()
+    model(torch.ones(4, 3)).logits.mul_(2)
+    with pytest.raises(StageError, match="output of the model was modified in place"):
+        distiller.loss()
 
 
 def test_an_output_of_several_tensors_asks_which():
@@ -509,6 +663,13 @@ def test_a_projection_needs_an_optimizer():
         distiller.loss()
 
 
+def test_a_projection_of_nan_names_the_layers():
+    model, _, distiller = narrow_student()
+    model(X * float("nan"))
+    with pytest.raises(AlgorithmError, match="layer 'conv' and 'conv' of the teacher.*NaN"):
+        distiller.loss()
+
+
 def test_example_inputs_make_projections_in_time_for_an_optimizer_of_ones_own():
     model = make(4).train()
     before = copy.deepcopy(model.state_dict())
@@ -609,6 +770,58 @@ def test_training_goes_on_from_a_state_exactly_as_if_it_had_not_stopped(tmp_path
     assert torch.equal(follower.parameters()[0], distiller.parameters()[0])
     for key, value in model.state_dict().items():
         assert torch.equal(value, resumed.state_dict()[key]), key
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+@pytest.mark.parametrize("is_first", [False, True])
+def test_moments_find_their_projection_beside_learned_scores_of_the_same_shape(is_first, is_named):
+    """Projections of this distiller exist at once after a resume, but late in the first run."""
+
+    def start():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+        teacher = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 4))
+        held = model.named_parameters() if is_named else model.parameters()
+        optimizer = torch.optim.Adam(held, 1e-2, weight_decay=0.1)
+        rules = [{"op_names": ["0"], "loss": "mse"}, {}]
+        return model, optimizer, attached(model, rules, optimizer, teacher=teacher)
+
+    def prune(model, optimizer):
+        rules = [{"op_names": ["2"], "sparsity": 0.5}]  # scores of shape 4×8, as the projection
+        pruner = MovementPruner(model, rules, optimizer, 0, 6)
+        pruner.compress()
+        return pruner
+
+    def train(model, optimizer, distiller, steps):
+        for step in steps:
+            torch.manual_seed(step)
+            optimizer.zero_grad()
+            model(torch.randn(8, 6))
+            distiller.loss().backward()
+            optimizer.step()
+
+    model, optimizer, distiller = start()
+    pruner = prune(model, optimizer)
+    train(model, optimizer, distiller, range(5))
+    weights, memory = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    states = distiller.state(), pruner.state()
+    train(model, optimizer, distiller, range(5, 10))
+
+    resumed, trained, follower = start()
+    if is_first:
+        follower.load_state(states[0])
+    other = prune(resumed, trained)
+    if not is_first:
+        follower.load_state(states[0])
+    other.load_state(states[1])
+    resumed.load_state_dict(weights)
+    trained.load_state_dict(memory)
+    train(resumed, trained, follower, range(5, 10))
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[key]), key
+    if is_named:
+        names = [group["param_names"] for group in (*optimizer.param_groups, *trained.param_groups)]
+        assert names[0] == names[1] and names[0][-2:] == ["0.projection", "2.movement_score"]
 
 
 def test_a_state_of_another_teacher_is_refused_and_changes_nothing():

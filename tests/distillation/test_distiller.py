@@ -242,3 +242,102 @@ def test_an_axis_that_features_do_not_have_is_refused():
         ConfigError, match=r"'0' is compared by 'cosine' along axis 7.*from -2 to 1"
     ):
         distiller.loss()
+
+
+class Tokens(nn.Module):
+    """A convolution over time, whose output a transformer layer reads with channels last."""
+
+    def __init__(self, width=4, stride=1):
+        super().__init__()
+        self.conv = nn.Conv1d(3, width, 3, stride=stride)
+        self.act = nn.ReLU()
+        self.block = nn.TransformerEncoderLayer(width, 2, 8, dropout=0.0, batch_first=True)
+
+    def forward(self, x):
+        return self.block(self.act(self.conv(x)).transpose(1, 2))
+
+
+def spatial_maps(features, axis):
+    return F.normalize(features.square().mean(axis).flatten(1))
+
+
+@pytest.mark.parametrize(("name", "axis"), [("conv", 1), ("block", 2), ("block.linear1", 2)])
+def test_attention_knows_the_channels_of_convolutions_over_time_and_of_tokens(name, axis):
+    torch.manual_seed(0)
+    model, teacher = Tokens(), Tokens(6)
+    distiller = Distiller(model, [{"op_names": [name], "loss": "attention"}], teacher=teacher)
+    distiller.compress()
+    seen = {}
+    for net in (model, teacher):
+        net.get_submodule(name).register_forward_hook(lambda m, _inputs, y: seen.update({m: y}))
+    x = torch.randn(5, 3, 12)
+    model(x)
+    loss = distiller.loss()
+    one, other = (spatial_maps(seen[net.get_submodule(name)], axis) for net in (model, teacher))
+    torch.testing.assert_close(loss, (one - other).square().sum(1).mean())
+
+
+def test_attention_asks_for_the_channels_of_a_layer_that_may_have_them_first_or_last():
+    model = Tokens()
+    for rule, is_known in (({}, False), ({"axis": 1}, True)):
+        rules = [{"op_names": ["act"], "loss": "attention", **rule}]
+        distiller = Distiller(model, rules, teacher=Tokens(6))
+        distiller.compress()
+        model(torch.randn(5, 3, 12))
+        if is_known:
+            distiller.loss()
+        else:
+            with pytest.raises(ConfigError, match=r"'act' .*\(5, 4, 10\).*specify.*'axis': 1"):
+                distiller.loss()
+        distiller.strip()
+
+
+def test_channels_of_activations_are_where_all_layers_of_a_model_have_them():
+    torch.manual_seed(0)
+    nets = [
+        nn.Sequential(nn.Conv1d(3, width, 3), nn.ReLU(), nn.Flatten(), nn.Linear(10 * width, 2))
+        for width in (4, 6)
+    ]
+    distiller = Distiller(nets[0], [{"op_names": ["1"], "loss": "attention"}], teacher=nets[1])
+    distiller.compress()
+    x = torch.randn(5, 3, 12)
+    nets[0](x)
+    one, other = (spatial_maps(net[:2](x), 1) for net in nets)
+    torch.testing.assert_close(distiller.loss(), (one - other).square().sum(1).mean())
+
+
+@pytest.mark.parametrize("loss", ["mse", "cosine"])
+@pytest.mark.parametrize("rule", [{}, {"op_names": ["0"]}, {"op_names": ["1"]}])
+def test_no_projection_is_learned_along_time(rule, loss):
+    model, teacher = (
+        nn.Sequential(nn.Conv1d(3, 4, 3, stride=stride), nn.Tanh()) for stride in (2, 1)
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    distiller = Distiller(model, [{**rule, "loss": loss}], optimizer, teacher=teacher)
+    distiller.compress()
+    model(torch.randn(8, 3, 21))
+    with pytest.raises(ConfigError, match=r"\(8, 4, 10\) and \(8, 4, 19\).*channels.* axis 1"):
+        distiller.loss()
+    assert distiller.parameters() == []
+
+
+@pytest.mark.parametrize(("name", "shape"), [("conv", (6, 4)), ("block", (6, 4)), ("act", (6, 4))])
+def test_projections_are_learned_between_channels_first_and_last(name, shape):
+    model = Tokens()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rules = [{"op_names": [name], "loss": "mse"}]
+    distiller = Distiller(model, rules, optimizer, teacher=Tokens(6))
+    distiller.compress()
+    model(torch.randn(8, 3, 12))
+    distiller.loss()
+    assert [tuple(x.shape) for x in distiller.parameters()] == [shape]
+
+
+def test_no_projection_is_learned_along_one_side_of_an_image():
+    model, teacher = (nn.Conv2d(3, 4, 3, stride=(1, stride)) for stride in (2, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    distiller = Distiller(model, [{"loss": "mse"}], optimizer, teacher=teacher)
+    distiller.compress()
+    model(torch.randn(2, 3, 9, 9))
+    with pytest.raises(ConfigError, match="channels.* axis 1"):
+        distiller.loss()

@@ -88,8 +88,9 @@ class BaseDistiller(Projecting):
         """Return the distance to the teacher for the last forward pass.
 
         The teacher is run on the same inputs. Add the result to the loss of the task, or train with
-        it alone: ``loss = criterion(model(x), y) + distiller.loss()``. Each forward pass in training
-        mode has its own distance; a second one before ``loss()`` raises an error.
+        it alone: ``loss = criterion(model(x), y) + distiller.loss()``. Each forward pass has its own
+        distance: a second one in training mode before ``loss()`` raises an error, and so does ``loss()``
+        after two in eval mode with gradients.
         """
         run = self._take_run()
         self._backend.check_inputs(run)
@@ -152,10 +153,20 @@ class BaseDistiller(Projecting):
                 "enabled, and call loss() once for each forward pass. The distiller expects a forward pass "
                 "of its own model; if your loop calls a part of it, create the distiller for that part."
             )
+        if run.is_ambiguous:
+            raise StageError(
+                "loss(): the model ran several times in eval mode with gradients since the last loss(), so "
+                "it is unclear which forward pass to compare. Disable gradients for everything but training, "
+                "as in 'with torch.no_grad(): model(x)', and call loss() after each training forward pass."
+            )
         return run
 
     def _take_forward(self, run: Run) -> None:
-        """Store a forward pass of the student until ``loss()`` is called; evaluation does not replace it."""
+        """Store a forward pass of the student until ``loss()`` is called.
+
+        Evaluation does not replace training. In eval mode the two look the same, so of two passes neither
+        is chosen.
+        """
         is_in_training = self._pending is not None and self._pending.is_training
         if is_in_training and not run.is_training:
             return
@@ -166,6 +177,7 @@ class BaseDistiller(Projecting):
                 "its last forward pass. Add distiller.loss() to the loss after each forward pass; to train "
                 "without the teacher, strip() the distiller; to evaluate, use model.eval() or no_grad()."
             )
+        run.is_ambiguous = not (self._pending is None or run.is_training or run.may_replace)
         self._pending = run
 
     def _ask_teacher(self, run: Run) -> Run:
@@ -195,7 +207,12 @@ class BaseDistiller(Projecting):
 
     def _compare(self, wrapper: Any, run: Run, answers: Run) -> Tensor:
         """Return the distance at one layer; with several linked teacher layers, the smallest counts."""
-        students = run.calls_of(wrapper.name, "model")
+        students = [
+            self._pick(wrapper, wrapper.name, "model", output)
+            for output in run.calls_of(wrapper.name, "model")
+        ]
+        if wrapper.name == MODEL:
+            self._backend.check_result(run, students)
         found = [self._distance(wrapper, link, students, answers) for link in links_of(wrapper)]
         nearest_one = found[0]
         for other in found[1:]:
@@ -203,7 +220,12 @@ class BaseDistiller(Projecting):
             nearest_one = xp.where(other < nearest_one, other, nearest_one)
         return nearest_one
 
-    def _distance(self, wrapper: Any, link: str, students: list[Any], answers: Run) -> Tensor:
+    def _pick(self, wrapper: Any, name: str, whose: str, output: Any) -> Tensor:
+        """Return the part of a layer's output to compare."""
+        place = f"what {name!r} of the {whose} returns"
+        return pick(output, wrapper.config.get("item"), self._backend.is_tensor, place)
+
+    def _distance(self, wrapper: Any, link: str, students: list[Tensor], answers: Run) -> Tensor:
         teachers = answers.calls_of(link, "teacher")
         if len(students) != len(teachers):
             raise StageError(
@@ -217,10 +239,8 @@ class BaseDistiller(Projecting):
             total = total + value
         return total / len(values)
 
-    def _compare_pair(self, wrapper: Any, link: str, student: Any, teacher: Any) -> Tensor:
-        item, is_tensor = wrapper.config.get("item"), self._backend.is_tensor
-        student = pick(student, item, is_tensor, f"what {wrapper.name!r} of the model returns")
-        teacher = pick(teacher, item, is_tensor, f"what {link!r} of the teacher returns")
+    def _compare_pair(self, wrapper: Any, link: str, student: Tensor, output: Any) -> Tensor:
+        teacher = self._pick(wrapper, link, "teacher", output)
         self._backend.check_trainable(student, wrapper.name)
         xp = namespace(student)
         if 0 in tuple(xp.shape(student)) or "complex" in str(student.dtype):
@@ -239,8 +259,19 @@ class BaseDistiller(Projecting):
         if not self.may_project(wrapper):
             return None
         xp = namespace(student)
-        shapes = tuple(xp.shape(student)), tuple(xp.shape(teacher))
-        return width_axis(*shapes, f"layer {wrapper.name!r} and {link!r} of the teacher")
+        one, other = tuple(xp.shape(student)), tuple(xp.shape(teacher))
+        if one == other:
+            return None
+        channels = self._channel_axis(wrapper, len(one))
+        return width_axis(
+            one, other, channels, f"layer {wrapper.name!r} and {link!r} of the teacher"
+        )
+
+    def _channel_axis(self, wrapper: Any, rank: int) -> int | None:
+        """Return the axis of channels of a layer's output; None if it is ambiguous."""
+        module = wrapper.layer_info.module
+        axis: int | None = self._backend.channel_axis(self.bound_model, module, rank)
+        return axis
 
     # -- internals ---------------------------------------------------------------------------------
 
@@ -277,8 +308,9 @@ class BaseDistiller(Projecting):
         shared = self._backend.shared_with(self.teacher, self.bound_model)
         if shared is not None:
             raise ConfigError(
-                f"teacher: it shares {shared!r} with the model, and would change as the model learns; pass a "
-                "copy, or freeze what they share."
+                f"teacher: it shares {shared!r} with the model, so it would change when the model is "
+                "trained, pruned or quantized (even if it is frozen: masks and running statistics change); "
+                "pass a copy: teacher=copy.deepcopy(teacher)."
             )
         self._check_processes()
 

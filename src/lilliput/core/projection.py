@@ -19,12 +19,16 @@ _RIDGE = (
 )
 
 
-def width_axis(student: tuple[int, ...], teacher: tuple[int, ...], place: str) -> int | None:
+def width_axis(
+    student: tuple[int, ...], teacher: tuple[int, ...], channels: int | None, place: str
+) -> int | None:
     """Return the only axis along which two shapes differ, or None if they are equal.
+
+    It has to be the one of the channels, if that is known, or else the first one after the batch or the last.
 
     Examples
     --------
-    >>> width_axis((8, 16, 4, 4), (8, 32, 4, 4), "layer1")
+    >>> width_axis((8, 16, 4, 4), (8, 32, 4, 4), 1, "layer1")
     1
     """
     if student == teacher:
@@ -35,6 +39,14 @@ def width_axis(student: tuple[int, ...], teacher: tuple[int, ...], place: str) -
         raise ConfigError(
             f"{place}: shapes {student} and {teacher} cannot be compared; expected equal shapes, or shapes "
             "that differ only in the number of channels, for which a projection is learned."
+        )
+    known = [1, len(student) - 1] if channels is None else [channels]
+    if axes[0] not in known:
+        listed = " or ".join(map(str, known))
+        raise ConfigError(
+            f"{place}: shapes {student} and {teacher} differ along axis {axes[0]}, but their channels are "
+            f"along axis {listed}, and projections are learned between channels only; compare layers whose "
+            "other axes (time, height, width) are equal."
         )
     return axes[0]
 
@@ -47,12 +59,12 @@ class Projection:
 
     @staticmethod
     def fit(
-        student: Tensor, teacher: Tensor, axis: int, add_up: Callable[[Any], Any]
+        student: Tensor, teacher: Tensor, axis: int, add_up: Callable[[Any], Any], place: str
     ) -> NDArray[np.float64]:
         """Return the least-squares matrix that maps one tensor to the other.
 
         Training then starts from the best linear map instead of a random one. ``add_up`` sums an array over
-        processes, so that all of them start from the same matrix.
+        processes, so that all of them start from the same matrix; ``place`` names the tensors in an error.
         """
         import numpy as np  # imported here to keep importing Lilliput fast
 
@@ -64,7 +76,8 @@ class Projection:
         products, crosses = add_up(rows.T @ rows), add_up(rows.T @ wanted)
         if not (np.isfinite(products).all() and np.isfinite(crosses).all()):
             raise AlgorithmError(
-                "the layers to compare contain NaN or infinity, so no projection can be fitted."
+                f"{place}: their outputs contain NaN, infinity or values too large to square, so no "
+                "projection can be fitted; check the batch and the weights."
             )
         price = _RIDGE * products.diagonal().mean() + np.finfo(np.float32).tiny
         fitted: NDArray[np.float64] = np.linalg.solve(

@@ -35,7 +35,7 @@ class Projecting(Compressor):
                     f"layer {wrapper.name!r} is linked to several layers of the teacher and its width "
                     f"differs from that of {link!r}; link it to one."
                 )
-            projection = self._learn(wrapper, student, teacher, axis)
+            projection = self._learn(wrapper, link, student, teacher, axis)
         xp = namespace(student)
         received = int(xp.shape(teacher)[axis]), int(xp.shape(student)[axis])
         if received != tuple(projection.weight.shape):
@@ -50,7 +50,9 @@ class Projecting(Compressor):
         weight = getattr(wrapper, "projection", None)
         return None if weight is None else Projection(weight)
 
-    def _learn(self, wrapper: Any, student: Tensor, teacher: Tensor, axis: int) -> Projection:
+    def _learn(
+        self, wrapper: Any, link: str, student: Tensor, teacher: Tensor, axis: int
+    ) -> Projection:
         """Create a projection and add it to the optimizer."""
         xp = namespace(student)
         widths = int(xp.shape(student)[axis]), int(xp.shape(teacher)[axis])
@@ -62,7 +64,8 @@ class Projecting(Compressor):
                 "distiller.parameters() then go to your optimizer), or, on torch, the optimizer."
             )
         add_up = functools.partial(self._backend.reduce, how="sum")
-        fitted = Projection.fit(xp.detach(student), teacher, axis, add_up)
+        place = f"layer {wrapper.name!r} and {link!r} of the teacher"
+        fitted = Projection.fit(xp.detach(student), teacher, axis, add_up, place)
         wrapper.set_attribute("projection", self._backend.learned(fitted, like=student))
         self._train_projections()
         found = self._projection_of(wrapper)

@@ -59,7 +59,7 @@ class DistillRule(Rule):
         description="The teacher's layer, by default that of the same name; of several the nearest.",
     )
     item: int | str | None = Field(
-        None, description="Which part of an output that is a tuple or dict; 'logits' by default."
+        None, description="Which part of an output: position, key or field; 'logits' by default."
     )
     axis: int | None = Field(
         None, description="Where classes ('kl'), vectors ('cosine') or channels ('attention') lie."
@@ -208,7 +208,12 @@ class Distiller(BaseDistiller):
         one, other = tuple(student.shape), tuple(teacher.shape)
         place = f"{type(self).__name__}: {wrapper.name!r} is compared by 'attention'"
         axis = wrapper.config.get("axis")
-        axis = self._backend.channel_axis(len(one)) if axis is None else axis
+        axis = self._channel_axis(wrapper, len(one)) if axis is None else axis
+        if axis is None:
+            raise ConfigError(
+                f"{place} and has shape {one}; specify the axis of its channels, as in {{'axis': 1}} after a "
+                "convolution or {'axis': -1} for a sequence of tokens."
+            )
         if len(one) < 3 or not -len(one) <= axis < len(one):
             raise ConfigError(
                 f"{place} with channels along axis {axis}, but has shape {one}; expected samples, "

@@ -152,6 +152,21 @@ def test_a_model_that_is_compressed_already_is_no_teacher():
         Distiller(model)
 
 
+@pytest.mark.parametrize(("layer", "shared"), [("norm", "gamma"), ("act", "act")])
+def test_a_teacher_does_not_share_layers_even_if_they_are_frozen(layer, shared):
+    model = make()
+    model.get_layer(layer).trainable = False
+    inputs = keras.Input((6, 6, 2))
+    features = model.get_layer(layer)(layers.Conv2D(5, 3)(inputs))
+    with pytest.raises(ConfigError, match=rf"teacher: it shares '[^']*{shared}' with the model"):
+        Distiller(model, teacher=keras.Model(inputs, features))
+
+
+def test_a_teacher_may_have_the_same_symbolic_input():
+    model = make()
+    Distiller(model, teacher=keras.Model(model.input, layers.Dense(3)(model.input)))
+
+
 def test_a_softmax_at_the_end_is_noticed_before_anything_runs():
     inputs = keras.Input((4,))
     model = keras.Model(inputs, layers.Dense(3, activation="softmax")(inputs))
@@ -225,6 +240,28 @@ def test_attention_has_channels_last():
     model(X, training=True)
     wanted = ((maps[0] - maps[1]) ** 2).sum(1).mean()
     assert float(array(distiller.loss())) == pytest.approx(wanted, rel=1e-3)
+
+
+def test_no_projection_is_learned_along_time():
+    inputs = keras.Input((21, 3))
+    model, teacher = (
+        keras.Model(inputs, layers.ReLU(name="act")(layers.Conv1D(4, 3, strides=n)(inputs)))
+        for n in (2, 1)
+    )
+    rules = [{"op_names": ["act"], "loss": "mse"}]
+    x = RNG.normal(size=(8, 21, 3)).astype("float32")
+    distiller = Distiller(model, rules, teacher=teacher, example_inputs=x)
+    with pytest.raises(ConfigError, match=r"\(8, 10, 4\) and \(8, 19, 4\).*channels.* axis 2"):
+        distiller.compress()
+
+
+def test_a_part_that_the_caller_replaces_in_an_output_is_compared_as_it_was():
+    inputs = keras.Input((6,))
+    model = keras.Model(inputs, {"logits": layers.Dense(3)(inputs), "other": inputs})
+    distiller = attached(model)
+    output = model(RNG.normal(size=(4, 6)).astype("float32"), training=True)
+    output["logits"] = 3 * output["logits"]
+    assert array(distiller.loss()) == 0
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="a loop of TensorFlow's own")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -49,6 +49,17 @@ def frozen_copy(model: Any) -> Any:
     return teacher
 
 
+def shared_with(teacher: Any, model: Any) -> str | None:
+    """Return the first variable or layer of a model that its teacher has, too; inputs may be shared."""
+    held = {id(part) for _, part in _named_parts(teacher)}
+    return next((name for name, part in _named_parts(model) if id(part) in held), None)
+
+
+def _named_parts(model: Any) -> Iterator[tuple[str, Any]]:
+    yield from ((str(variable.path), variable) for variable in model.variables)
+    yield from ((layer.name or MODEL, layer.module) for layer in find_layers(model))
+
+
 class Recorder:
     """Records the outputs of chosen layers while the whole model is called in training."""
 
@@ -83,7 +94,8 @@ class Recorder:
         if kwargs.get("training"):
             # While a graph is traced, the loss of the last run cannot be discarded, so it may be
             # replaced.
-            self.run = Run(args, kwargs, is_training=not is_tracing())
+            is_traced = is_tracing()
+            self.run = Run(args, kwargs, is_training=not is_traced, may_replace=is_traced)
 
     def _add(self, wrapper: Any, args: Any, output: Any) -> None:
         if self.run is not None:
@@ -93,7 +105,8 @@ class Recorder:
         """Pass on the completed run."""
         run, self.run = self.run, None
         if run is not None:
-            run.result = output
+            # The caller may replace parts of a dict.
+            run.result = tree.map_structure(lambda part: part, output)
             self.task(run)
 
 
@@ -124,6 +137,21 @@ def outputs_of(
         result = model(*run.args, training=False, **given) if forward is None else forward(model)
         keep(_Named(MODEL), run.args, result)
     return found
+
+
+def channel_axis(model: Any, layer: Any, rank: int) -> int | None:
+    """Return the axis of channels of a layer's output with ``rank`` axes; None if it is ambiguous."""
+    if isinstance(layer, keras.layers.BatchNormalization):
+        return int(layer.axis) % rank
+    if isinstance(layer, (keras.layers.Dense, keras.layers.Embedding)):
+        return rank - 1
+    for part in (layer, model):
+        layers = [part, *(found.module for found in find_layers(part))]
+        formats = {getattr(x, "data_format", None) for x in layers} - {None}
+        if formats:
+            axis = 1 if "channels_first" in formats else rank - 1
+            return axis if len(formats) == 1 else None
+    return rank - 1
 
 
 def are_shares(tensor: Tensor, axis: int) -> bool:

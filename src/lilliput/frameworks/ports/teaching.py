@@ -23,7 +23,7 @@ class Teaching(ABC):
 
     @abstractmethod
     def shared_with(self, teacher: Any, model: Any) -> str | None:
-        """Return the name of a parameter in training that a teacher shares with a model, if there is one."""
+        """Return the name of a tensor or layer that a teacher shares with a model, if there is one."""
 
     @abstractmethod
     def move_like(self, teacher: Any, model: Any) -> None:
@@ -51,8 +51,8 @@ class Teaching(ABC):
         """Return a NumPy array as a trainable tensor on the device of another tensor."""
 
     @abstractmethod
-    def channel_axis(self, rank: int) -> int:
-        """Return the channel axis of a tensor with that many axes, by the framework's convention."""
+    def channel_axis(self, model: Any, module: Any, rank: int) -> int | None:
+        """Return the axis of channels of a layer's output with ``rank`` axes; None if it is ambiguous."""
 
     @abstractmethod
     def are_shares(self, tensor: Any, axis: int) -> bool:
@@ -68,6 +68,9 @@ class Teaching(ABC):
 
     def check_inputs(self, run: Run) -> None:  # noqa: B027
         """Raise if the inputs of a run have been written to since."""
+
+    def check_result(self, run: Run, compared: Sequence[Any]) -> None:  # noqa: B027
+        """Raise if a compared part of the model's output has been written to since."""
 
     def check_trainable(self, tensor: Any, name: str) -> None:  # noqa: B027
         """Raise if no gradient flows through the output of a layer."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from lilliput.config.layer import LayerInfo
 from lilliput.errors import ConfigError, StageError, UnsupportedModelError
-from lilliput.frameworks.features import MODEL, Run
+from lilliput.frameworks.features import MODEL, Run, is_dataclass, parts_of
 from lilliput.frameworks.torch.discover import find_modules, unwrapped
 from lilliput.frameworks.torch.fastpath import calling_modules
 from lilliput.frameworks.torch.weights import is_sharded
@@ -58,6 +58,18 @@ def frozen_copy(model: nn.Module) -> nn.Module:
     return teacher.eval().requires_grad_(False)
 
 
+def shared_with(teacher: nn.Module, model: nn.Module) -> str | None:
+    """Return the first parameter, buffer or module of a model that its teacher has, too."""
+    held = {id(part) for _, part in _named_parts(unwrapped(teacher))}
+    return next((name for name, part in _named_parts(unwrapped(model)) if id(part) in held), None)
+
+
+def _named_parts(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+    yield from ((name or MODEL, module) for name, module in model.named_modules())
+
+
 def move_like(teacher: nn.Module, model: nn.Module) -> None:
     """Move a teacher to the device of a model's parameters."""
     place, own = next(model.parameters(), None), next(teacher.parameters(), None)
@@ -71,24 +83,27 @@ class Recorder:
     def __init__(self, task: Callable[[Run], None]) -> None:
         self.task = task
         self.run: Run | None = None
+        self.pauses = 0  # while the engine runs the model itself
 
     def begin(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Start recording a run, if it has gradients."""
         self.run = None
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and not self.pauses:
             stamps = [] if torch.compiler.is_compiling() else _stamps((args, kwargs))
             self.run = Run(args, kwargs, model.training, {}, stamps)
 
     def add(self, name: str, output: Any) -> None:
         """Record the output of a module; a copy, since the next layer may change it in place."""
         if self.run is not None:
-            self.run.outputs.setdefault(name, []).append(tree_map(_cloned, output))
+            self.run.outputs.setdefault(name, []).append(_mapped(_cloned, output))
 
     def end(self, output: Any) -> None:
         """Pass on the completed run."""
         run, self.run = self.run, None
         if run is not None:
-            run.result = output
+            run.result = _mapped(_itself, output)  # the caller may replace parts of a dict
+            if not torch.compiler.is_compiling():
+                run.result_stamps = _stamps(parts_of(run.result) or run.result)
             self.task(run)
 
 
@@ -126,9 +141,24 @@ def record(model: nn.Module, wrappers: Sequence[Any], task: Callable[[Run], None
         if wrapper.name != MODEL
     ]
     begin = Watch(recorder, MODEL, begins=True)
-    handles.append(plain.register_forward_pre_hook(begin, with_kwargs=True))
+    # First of all hooks: the teacher gets the inputs of the caller, and may have the same hooks.
+    handles.append(plain.register_forward_pre_hook(begin, prepend=True, with_kwargs=True))
     handles.append(plain.register_forward_hook(Watch(recorder, MODEL)))
     return handles
+
+
+@contextmanager
+def unrecorded(*models: nn.Module) -> Iterator[None]:
+    """Record no runs of models: they are not those of a training loop."""
+    hooks = [x for model in models for m in model.modules() for x in m._forward_pre_hooks.values()]
+    recorders = [x.recorder for x in hooks if isinstance(x, Watch) and x.recorder is not None]
+    for recorder in recorders:
+        recorder.pauses += 1
+    try:
+        yield
+    finally:
+        for recorder in recorders:
+            recorder.pauses -= 1
 
 
 def outputs_of(
@@ -140,7 +170,7 @@ def outputs_of(
 
     def keep(name: str) -> Callable[..., None]:
         return lambda module, inputs, output: found.setdefault(name, []).append(
-            tree_map(_cloned, output)
+            _mapped(_cloned, output)
         )
 
     with ExitStack() as stack:
@@ -158,11 +188,22 @@ def outputs_of(
 
 def check_inputs(run: Run) -> None:
     """Raise if inputs were changed in place: the teacher would get other inputs than the student."""
-    if any(tensor._version != version for tensor, version in run.stamps):
+    if _changed(run.stamps):
         raise StageError(
             "loss() would give the teacher different inputs than the model: a tensor of the batch was "
             "modified in place in the meantime (x.add_(), or a first layer with inplace=True); work on a "
             "copy of it."
+        )
+
+
+def check_result(run: Run, compared: Sequence[Tensor]) -> None:
+    """Raise if a compared part of the model's output was changed in place."""
+    changed = {id(tensor) for tensor in _changed(run.result_stamps)}
+    if any(id(tensor) in changed for tensor in compared):
+        raise StageError(
+            "loss() would compare changed values with the teacher's: the output of the model was modified in "
+            "place in the meantime (output.mul_(), or a later layer with inplace=True); call loss() before, "
+            "or work on a copy of the output."
         )
 
 
@@ -193,8 +234,26 @@ def _module(model: nn.Module, name: str) -> nn.Module:
         raise ConfigError(f"the model has no layer {name!r}.") from error
 
 
+def _mapped(change: Callable[[Any], Any], output: Any) -> Any:
+    """Return a copy of an output with changed parts, also if it is a dataclass."""
+    if not is_dataclass(output):
+        return tree_map(change, output)
+    copied = copy.copy(output)
+    for name, part in parts_of(output).items():
+        object.__setattr__(copied, name, tree_map(change, part))  # it may be frozen
+    return copied
+
+
 def _cloned(value: Any) -> Any:
     return value.clone() if isinstance(value, Tensor) else value
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _changed(stamps: Sequence[tuple[Tensor, int]]) -> list[Tensor]:
+    return [tensor for tensor, version in stamps if tensor._version != version]
 
 
 def _stamps(inputs: Any) -> list[tuple[Tensor, int]]:

@@ -12,6 +12,8 @@ from lilliput.errors import ConfigError
 from lilliput.frameworks.torch.replicated import GradientMean
 from lilliput.frameworks.torch.weights import is_sharded
 
+_NAME = "_lilliput_name"  # an attribute of learned parameters, by which they are sorted
+
 # Optimizers that cannot train a few numbers, and why.
 _UNFIT = {
     "Muon": "it trains matrices only",
@@ -26,6 +28,9 @@ class Learned:
     functions over all parameters (``zero_grad``, ``GradScaler``, ``state_dict``) find them. Only during
     an optimizer step are they in separate groups without weight decay, which would pull
     a learned scale to zero and make it useless.
+
+    In a group they are in the order of their names, whichever compressor came first: optimizers restore
+    their state by position.
 
     Parameters
     ----------
@@ -42,7 +47,8 @@ class Learned:
         self.optimizer = optimizer
         self.names = {id(parameter): name for name, parameter, _ in found}
         groups = optimizer.param_groups
-        for _, parameter, weight in found:
+        for name, parameter, weight in found:
+            setattr(parameter, _NAME, name)
             _join(
                 next((g for g in groups if _holds(g, weight)), groups[0]), [parameter], self.names
             )
@@ -123,9 +129,15 @@ def _holds(group: dict[str, Any], weight: Tensor | None) -> bool:
 
 
 def _join(group: dict[str, Any], parameters: Sequence[nn.Parameter], names: dict[int, str]) -> None:
-    group["params"].extend(parameters)
-    if "param_names" in group:
-        group["param_names"].extend(names[id(p)] for p in parameters)
+    """Insert parameters after those of the model, sorted by name among all learned ones."""
+    held = group["params"]
+    for parameter in parameters:
+        name = names[id(parameter)]
+        later = (i for i, other in enumerate(held) if getattr(other, _NAME, "") > name)
+        index = next(later, len(held))
+        held.insert(index, parameter)
+        if "param_names" in group:
+            group["param_names"].insert(index, name)
 
 
 def _leave(group: dict[str, Any], names: dict[int, str]) -> list[nn.Parameter]:

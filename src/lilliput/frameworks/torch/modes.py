@@ -11,6 +11,8 @@ from contextlib import contextmanager
 
 from torch import nn
 
+from lilliput.frameworks.torch.features import unrecorded
+
 
 def has_own_modes(module: nn.Module) -> bool:
     """Whether a module overrides what happens when its mode changes."""
@@ -34,12 +36,13 @@ class Modes:
 
 @contextmanager
 def evaluating(*models: nn.Module) -> Iterator[None]:
-    """Put models in eval mode temporarily."""
+    """Put models in eval mode temporarily; their distillers ignore what is run meanwhile."""
     modes = Modes(*models)
     for model in models:
         if any(module.training for module in model.modules()):
             model.eval()
     try:
-        yield
+        with unrecorded(*models):
+            yield
     finally:
         modes.restore()

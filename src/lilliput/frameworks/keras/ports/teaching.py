@@ -29,10 +29,8 @@ class KerasTeaching(Teaching):
         return features.frozen_copy(model)
 
     def shared_with(self, teacher: Any, model: Any) -> str | None:
-        """Return the first variable in training that is also the teacher's."""
-        held = {id(variable) for variable in teacher.variables}
-        trained = model.trainable_variables
-        return next((str(variable.path) for variable in trained if id(variable) in held), None)
+        """Return the first variable or layer that is also the teacher's."""
+        return features.shared_with(teacher, model)
 
     def move_like(self, teacher: Any, model: Any) -> None:
         """Do nothing: Keras places variables itself."""
@@ -57,10 +55,9 @@ class KerasTeaching(Teaching):
         """Return an array in the precision of a tensor; the wrapper turns it into a variable."""
         return np.asarray(array, keras.backend.standardize_dtype(like.dtype))
 
-    def channel_axis(self, rank: int) -> int:
-        """Return the last axis, or that of the channels in the image data format."""
-        is_first = rank > 3 and keras.config.image_data_format() == "channels_first"
-        return 1 if is_first else -1
+    def channel_axis(self, model: Any, module: Any, rank: int) -> int | None:
+        """Return the axis by the data format of the layer, or of those around it; the last one by default."""
+        return features.channel_axis(model, module, rank)
 
     def are_shares(self, tensor: Tensor, axis: int) -> bool:
         """Whether values are probabilities, if they are known."""

@@ -11,6 +11,7 @@ from lilliput.config.layer import LayerInfo
 from lilliput.frameworks.features import Run
 from lilliput.frameworks.ports.teaching import Teaching
 from lilliput.frameworks.torch import features
+from lilliput.frameworks.torch.channels_of_outputs import channel_axis
 from lilliput.frameworks.torch.process_group import processes
 from lilliput.frameworks.torch.replicated import GradientMean
 from lilliput.frameworks.torch.weights import is_sharded
@@ -29,10 +30,8 @@ class TorchTeaching(Teaching):
         return features.frozen_copy(model)
 
     def shared_with(self, teacher: nn.Module, model: nn.Module) -> str | None:
-        """Return the first parameter in training that is also the teacher's."""
-        held = {id(parameter) for parameter in teacher.parameters()}
-        trained = ((n, p) for n, p in model.named_parameters() if p.requires_grad)
-        return next((name for name, parameter in trained if id(parameter) in held), None)
+        """Return the first parameter, buffer or module that is also the teacher's."""
+        return features.shared_with(teacher, model)
 
     def move_like(self, teacher: nn.Module, model: nn.Module) -> None:
         """Move a teacher to the device of a model's parameters."""
@@ -60,9 +59,9 @@ class TorchTeaching(Teaching):
         """Return an array as a parameter on the device of a tensor."""
         return features.learned(array, like)
 
-    def channel_axis(self, rank: int) -> int:
-        """Return 1 for images, the last axis for a sequence of tokens."""
-        return 1 if rank > 3 else -1
+    def channel_axis(self, model: nn.Module, module: nn.Module, rank: int) -> int | None:
+        """Return 1 after convolutions, the last axis for a sequence of tokens."""
+        return channel_axis(model, module, rank)
 
     def are_shares(self, tensor: Tensor, axis: int) -> bool:
         """Whether values are at least 0 and add up to 1."""
@@ -76,6 +75,10 @@ class TorchTeaching(Teaching):
     def check_inputs(self, run: Run) -> None:
         """Raise if inputs were written to in place."""
         features.check_inputs(run)
+
+    def check_result(self, run: Run, compared: Sequence[Tensor]) -> None:
+        """Raise if a compared part of the output was written to in place."""
+        features.check_result(run, compared)
 
     def check_trainable(self, tensor: Tensor, name: str) -> None:
         """Raise if a tensor was computed without gradients."""
