@@ -21,7 +21,8 @@ from papers.han2015 import schedule
 from papers.harness import Budget, Paper, Row, Task, sparse_figures
 from papers.networks import lenet_5
 
-WIDTHS = ((10, 20), (24, 50), (100, 500))  # channels that are left, and had been there
+Widths = tuple[tuple[int, int], ...]  # channels that are left, and had been there
+WIDTHS: Widths = ((10, 20), (24, 50), (100, 500))
 SPARSE = (0.68, 0.217, 0.0494, 0.50)
 SPARSEST = (0.50, 0.10, 0.0145, 0.25)  # shares of the weights of the narrow network that are kept
 
@@ -36,13 +37,13 @@ TRIED = (
 narrow = partial(lenet_5, *(left for left, _ in WIDTHS))
 
 
-def cut(task: Task) -> nn.Module:
+def cut(task: Task, widths: Widths = WIDTHS) -> nn.Module:
     """Return the dense network without most of its channels."""
     model, example = task.dense(), task.train_set[0][:2]
     names = [name for name, layer in model.named_modules() if hasattr(layer, "weight")]
     rules = [
         {"op_names": [name], "sparsity": 1 - left / before}
-        for name, (left, before) in zip(names[:-1], WIDTHS, strict=True)
+        for name, (left, before) in zip(names[:-1], widths, strict=True)
     ]
     L1NormPruner(model, rules, example_inputs=example).compress()
     small: nn.Module = speedup(model, example).model
