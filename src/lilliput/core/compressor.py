@@ -311,7 +311,11 @@ class Compressor:
         """
         if not self._has_compressed:
             raise StageError("export_model() was called before compress(); call compress() first.")
+        self._check_export()
         self._write_files(PlainFiles(model_path, mask_path, onnx_path, input_shape, device))
+
+    def _check_export(self) -> None:
+        """Raise if the algorithm is not ready for :meth:`export_model`."""
 
     def _write_files(self, files: PlainFiles) -> None:
         """Write the files that :meth:`export_model` has validated."""

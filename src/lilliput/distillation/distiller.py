@@ -118,8 +118,8 @@ class Distiller(BaseDistiller):
     >>> distiller = Distiller(model, rules)
     >>> model = distiller.compress()
     >>> output = model(torch.ones(2, 4))
-    >>> distiller.loss().item(), sorted(distiller.values)
-    (0.0, ['(model)', '1'])
+    >>> distiller.loss().item() < 1e-6, sorted(distiller.values)
+    (True, ['(model)', '1'])
     """
 
     rule: ClassVar[type[Rule]] = DistillRule

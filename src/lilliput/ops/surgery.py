@@ -41,7 +41,7 @@ def find_support(
     Examples
     --------
     >>> hessian = np.array([[[1.0, 0.9, 0.0], [0.9, 1.0, 0.0], [0.0, 0.0, 1.0]]])
-    >>> start = np.array([[[1.0], [1.0], [1.2]]])  # the first two say the same
+    >>> start = np.array([[[1.1], [1.0], [1.2]]])  # the first two say nearly the same
     >>> two = lambda gain: gain >= np.sort(gain, axis=None)[-2]
     >>> find_support(hessian, hessian @ start, start, two)[0, :, 0].tolist()
     [True, False, True]

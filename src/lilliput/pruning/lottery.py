@@ -214,7 +214,7 @@ class LotteryTicketPruner(ScheduledPruner):
             xp = namespace(held)
             xp.assign(held, value)
             # Compare as arrays: the model may have been moved to another device since.
-            now, wanted = xp.to_numpy(wrapper.weight), namespace(value).to_numpy(value)
+            now, wanted = xp.to_numpy(wrapper.weight), xp.to_numpy(value)
             if not ((now == wanted) | (wanted != wanted)).all():  # NaN differs from itself
                 raise UnsupportedModelError(
                     f"{wrapper.name!r} cannot be rewound: it is sharded across processes (FSDP) or computed; "

@@ -195,15 +195,14 @@ class MovementPruner(LearningPruner):
             )
         return super().strip()
 
-    def export_model(self, *args: Any, **kwargs: Any) -> None:
-        """As in :meth:`Compressor.export_model`; raise if the schedule is not complete."""
-        if self._has_compressed and self.is_behind:
+    def _check_export(self) -> None:
+        """Raise if the schedule is not complete."""
+        if self.is_behind:
             raise StageError(
                 f"MovementPruner: export_model() came at step {self.now_step} of "
                 f"{self.cool_down_beginning_step}, so the file would have fewer zeros than requested; "
                 "continue training first, or strip() and save the model itself."
             )
-        super().export_model(*args, **kwargs)
 
     @property
     def is_behind(self) -> bool:

@@ -162,16 +162,15 @@ class OneShotPruner(CriterionPruner):
             )
         return super().strip()
 
-    def export_model(self, *args: Any, **kwargs: Any) -> None:
-        """As in :meth:`Compressor.export_model`; raise while the masks are missing."""
+    def _check_export(self) -> None:
+        """Raise while the masks are missing."""
         missing = self._missing()
-        if self._has_compressed and missing:
+        if missing:
             raise StageError(
                 f"{type(self).__name__}: export_model() came before the masks were calculated, so the file "
                 f"would contain only ones: {missing}. Continue training first, or strip() and save the model "
                 "itself."
             )
-        super().export_model(*args, **kwargs)
 
     def _bind(self) -> None:
         super()._bind()

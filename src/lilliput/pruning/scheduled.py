@@ -89,9 +89,9 @@ class ScheduledPruner(NamedCriterionPruner):
             )
         return super().strip()
 
-    def export_model(self, *args: Any, **kwargs: Any) -> None:
-        """As in :meth:`Compressor.export_model`; raise if zeros are due and there are none yet."""
-        missing = self.masker.what_is_missing() if self._has_compressed else ""
+    def _check_export(self) -> None:
+        """Raise if zeros are due and there are none yet."""
+        missing = self.masker.what_is_missing()
         wrappers = self.get_modules_wrapper() if missing else []
         targets = [self.target_sparsity(wrapper, self.now_epoch) for wrapper in wrappers]
         if any(targets) and not any(_has_zeros(wrapper.weight_mask) for wrapper in wrappers):
@@ -100,7 +100,6 @@ class ScheduledPruner(NamedCriterionPruner):
                 f"file would contain only ones: {missing}. Continue training first, or strip() and save the "
                 "model itself."
             )
-        super().export_model(*args, **kwargs)
 
     def _due(self, wrappers: Sequence[Any]) -> list[tuple[Any, float | None]]:
         """Return those of some layers that have fewer zeros than requested, with their sparsity."""
