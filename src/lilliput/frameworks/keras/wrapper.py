@@ -287,8 +287,9 @@ class PrunerModuleWrapper(LearningWrapper):
         if held is None:
             return value
         mask = tensor_of(held)
-        masks.append((mask, self.keeps_raw(role)))
-        if self.keeps_raw(role):
+        is_computed = self.keeps_raw(role)
+        masks.append((mask, is_computed))
+        if is_computed:
             return self.compressor.compute_weight(self, value, mask)
         idle = list(self.learned().values()) if role == "weight" else []
         # Zero gradients, because Keras warns about variables without one.

@@ -246,8 +246,9 @@ class PrunerModuleWrapper(ModuleWrapper):
         mask = self.mask_for(role, value)
         if mask is None:
             return value
-        masks.append((mask, self.keeps_raw(role) or self._shows_gradient))
-        if self.keeps_raw(role):
+        is_computed = self.keeps_raw(role)
+        masks.append((mask, is_computed or self._shows_gradient))
+        if is_computed:
             computed: Tensor = self._pruner().compute_weight(self, value, mask)
             return with_dense_gradient(computed, self.module)
         if self._shows_gradient:
